@@ -27,6 +27,8 @@ class _Buffers:
     activated: torch.Tensor
     roots: torch.Tensor
     """[sessions, hidden], the residual stream of each session's last row of text, after the final norm"""
+    last_attended: torch.Tensor
+    """[sessions, heads * head_dim]"""
     resolved_ids: torch.Tensor
     """int32 [rows]"""
     lines: torch.Tensor
@@ -91,14 +93,12 @@ class CausalForward:
             }
         )
 
-    def text(self, rows: PassRows, features: torch.Tensor | None) -> None:
+    def text(self, rows: PassRows, features: torch.Tensor | None, last_rows: torch.Tensor) -> None:
         assert features is None
-        self._compute(rows)
-
-    def roots(self, last_rows: torch.Tensor) -> None:
-        b = self._allocated
-        roots = b.roots[: len(last_rows)]
-        self._ops.gather_norm(b.x, last_rows, self.weights.final_norm, roots, self._config.rms_norm_eps)
+        self._compute(rows, last_rows)
+        if len(last_rows):
+            roots = self._allocated.roots[: len(last_rows)]
+            self._ops.layers.rms_norm(roots, self.weights.final_norm, roots, self._config.rms_norm_eps)
 
     def nodes(self, depth: int, rows: PassRows, parent_rows: torch.Tensor) -> None:
         self._compute(rows)
@@ -111,18 +111,25 @@ class CausalForward:
             self._ops.layers.rms_norm(b.x[:n], self.weights.final_norm, states, self._config.rms_norm_eps)
         self._ops.layers.linear(states, self._head, logits)
 
-    def _compute(self, rows: PassRows) -> None:
-        """The residual stream of rows, from their tokens and the keys and values of those before them."""
+    def _compute(self, rows: PassRows, last_rows: torch.Tensor | None = None) -> None:
+        """The residual stream of rows, from their tokens and the keys and values of those before them.
+
+        Of text `roots` gets that of `last_rows` alone: of the others nothing is read but keys and values.
+        """
         b, n = self._allocated, len(rows.token_ids)
         x = b.x[:n]
         # No token is -1, so the tokens of lines are not looked at.
         self._ops.layers.embed(rows.token_ids, b.lines[:n], b.lines, self.weights.embedding, x, b.resolved_ids[:n])
         for index, layer in enumerate(self.weights.layers):
-            self._layer(rows, index, layer, x)
+            last = index == len(self.weights.layers) - 1
+            self._layer(rows, index, layer, x, last_rows if last else None)
 
-    def _layer(self, rows: PassRows, index: int, layer: LayerWeights, x: torch.Tensor) -> None:
+    def _layer(
+        self, rows: PassRows, index: int, layer: LayerWeights, x: torch.Tensor, wanted: torch.Tensor | None
+    ) -> None:
+        """Compute a layer in `x`, the residual stream, or its rest in `roots` for the rows that are `wanted`."""
         b, ops, eps, n = self._allocated, self._ops.layers, self._config.rms_norm_eps, len(x)
-        normed, qkv, q, attended, activated = b.normed[:n], b.qkv[:n], b.q[:n], b.attended[:n], b.activated[:n]
+        normed, qkv, q, attended = b.normed[:n], b.qkv[:n], b.q[:n], b.attended[:n]
         ops.rms_norm(x, layer.input_norm, normed, eps)
         ops.linear(normed, layer.qkv, qkv, bias=layer.qkv_bias)
         ops.rotary_write(
@@ -137,8 +144,19 @@ class CausalForward:
             k_norm=layer.k_norm,
             eps=eps,
         )
-        rows.attend(index, q, attended)
-        ops.linear(attended.flatten(1), layer.o, x, residual=x)
+        outputs = attended.flatten(1)
+        if wanted is None:
+            rows.attend(index, q, attended)
+        else:
+            n = len(wanted)
+            if n == 0:
+                return
+            stream, x, outputs, normed = x, b.roots[:n], b.last_attended[:n], b.normed[:n]
+            rows.attend(index, q, attended, wanted)
+            self._ops.gather_norm(attended.flatten(1), wanted, None, outputs, 0.0)
+            self._ops.gather_norm(stream, wanted, None, x, 0.0)
+        activated = b.activated[:n]
+        ops.linear(outputs, layer.o, x, residual=x)
         ops.rms_norm(x, layer.post_norm, normed, eps)
         ops.gated_linear(normed, layer.gate_up, activated)
         ops.linear(activated, layer.down, x, residual=x)
@@ -161,6 +179,7 @@ class CausalForward:
             "attended": (heads, bf16),
             "activated": ((rows, config.intermediate_size), bf16),
             "roots": ((sizes.sessions, hidden), bf16),
+            "last_attended": ((sizes.sessions, config.num_heads * config.head_dim), bf16),
             "resolved_ids": ((rows,), i32),
             "lines": ((rows,), i32),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,14 +52,21 @@ class DraftSizes:
         return self.sessions * self.width
 
 
+class Attend(Protocol):
+    """Attention after a layer's keys and values are written."""
+
+    def __call__(self, layer: int, q: torch.Tensor, out: torch.Tensor, wanted: torch.Tensor | None = None) -> None:
+        """q and out: bfloat16 [n, heads, head_dim]. wanted: int32 [m], the rows that count, -1 for none; else all."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PassRows:
     """Rows of one pass, on the device.
 
     token_ids, positions, write_slots: int32 [n]; the target's ids, absolute positions, slots that keys and values go to
     (-1 for padding, whose outputs are never used). Token ids of nodes come from the kernel in front of the pass: read
-    them after `wait_for_previous`. rotary: float32 [positions, head_dim] of `rotary_table`. attend(layer, q, out) is
-    attention after the layer's keys and values are written; q and out bfloat16 [n, heads, head_dim].
+    them after `wait_for_previous`. rotary: float32 [positions, head_dim] of `rotary_table`.
     """
 
     token_ids: torch.Tensor
@@ -68,7 +74,7 @@ class PassRows:
     write_slots: torch.Tensor
     kv: KVStore
     rotary: torch.Tensor
-    attend: Callable[[int, torch.Tensor, torch.Tensor], None]
+    attend: Attend
 
 
 class DraftForward(Protocol):
@@ -103,15 +109,12 @@ class DraftForward(Protocol):
         """Make room for passes of up to these sizes; once, before any is queued."""
         ...
 
-    def text(self, rows: PassRows, features: torch.Tensor | None) -> None:
-        """Compute rows of text, and keep what they leave until the next text.
+    def text(self, rows: PassRows, features: torch.Tensor | None, last_rows: torch.Tensor) -> None:
+        """Write keys and values of rows of text, and keep what the last row of each session leaves for its tree.
 
         features: bfloat16 [n, shape.features], the target's states of the rows; None where shape.features is 0.
+        last_rows: int32 [sessions], -1 for padding, [0] where no tree follows. From the plan.
         """
-        ...
-
-    def roots(self, last_rows: torch.Tensor) -> None:
-        """Take what these rows of the text left, int32 [sessions], for what trees start from. From the plan."""
         ...
 
     def nodes(self, depth: int, rows: PassRows, parent_rows: torch.Tensor) -> None:

@@ -33,9 +33,11 @@ class _Buffers:
     """[rows, heads, head_dim]"""
     activated: torch.Tensor
     texts: torch.Tensor
-    """[text rows, hidden], what rows of text left"""
+    """[text rows, hidden], the residual stream of rows of text"""
     roots: torch.Tensor
-    """[sessions, hidden]"""
+    """[sessions, hidden], what each session's last row of text left"""
+    last_attended: torch.Tensor
+    """[sessions, heads * head_dim]"""
     even: torch.Tensor
     odd: torch.Tensor
     """[node rows, hidden], what nodes of even and of odd depths left"""
@@ -88,15 +90,11 @@ class EagleForward:
             }
         )
 
-    def text(self, rows: PassRows, features: torch.Tensor | None) -> None:
+    def text(self, rows: PassRows, features: torch.Tensor | None, last_rows: torch.Tensor) -> None:
         assert features is not None
         b = self._allocated
         states = self._fused(features) if self.weights.fused else features
-        self._compute(rows, states, None, b.texts[: len(rows.token_ids)])
-
-    def roots(self, last_rows: torch.Tensor) -> None:
-        b = self._allocated
-        self._ops.gather_norm(b.texts, last_rows, None, b.roots[: len(last_rows)], 0.0)
+        self._compute(rows, states, None, b.texts[: len(rows.token_ids)], last_rows)
 
     def nodes(self, depth: int, rows: PassRows, parent_rows: torch.Tensor) -> None:
         self._compute(rows, self._left(depth - 1), parent_rows, self._left(depth)[: len(rows.token_ids)])
@@ -130,8 +128,18 @@ class EagleForward:
         ops.layers.linear(normed, w.fc, fused, bias=w.fc_bias)
         return fused
 
-    def _compute(self, rows: PassRows, states: torch.Tensor, state_rows: torch.Tensor | None, x: torch.Tensor) -> None:
-        """Rows from their tokens and `states`; `x` is the residual stream, and gets what the rows leave."""
+    def _compute(
+        self,
+        rows: PassRows,
+        states: torch.Tensor,
+        state_rows: torch.Tensor | None,
+        x: torch.Tensor,
+        last_rows: torch.Tensor | None = None,
+    ) -> None:
+        """Rows from their tokens and `states`; `x` is the residual stream, and gets what the rows leave.
+
+        Of text `roots` gets it, for `last_rows` alone: of the others nothing is read but keys and values.
+        """
         w, b, layers = self.weights, self._allocated, self._ops.layers
         n = len(x)
         joined, normed = b.joined[:n], b.normed[:n]
@@ -154,16 +162,24 @@ class EagleForward:
             if layer.input_norm is not None:
                 layers.rms_norm(x, layer.input_norm, normed, w.eps)
                 attention_input = normed
-            self._layer(rows, index, layer, attention_input, x)
-        if w.post_norm and w.final_norm is not None:
+            last = index == len(w.layers) - 1
+            x = self._layer(rows, index, layer, attention_input, x, last_rows if last else None)
+        if len(x) and w.post_norm and w.final_norm is not None:
             layers.rms_norm(x, w.final_norm, x, w.eps)
 
     def _layer(
-        self, rows: PassRows, index: int, layer: HeadLayerWeights, attention_input: torch.Tensor, x: torch.Tensor
-    ) -> None:
+        self,
+        rows: PassRows,
+        index: int,
+        layer: HeadLayerWeights,
+        attention_input: torch.Tensor,
+        x: torch.Tensor,
+        wanted: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Compute a layer in `x`, the residual stream; returns it, or `roots` with that of the rows `wanted`."""
         w, b, ops = self.weights, self._allocated, self._ops.layers
         n = len(x)
-        qkv, q, attended, normed, activated = b.qkv[:n], b.q[:n], b.attended[:n], b.normed[:n], b.activated[:n]
+        qkv, q, attended = b.qkv[:n], b.q[:n], b.attended[:n]
         ops.linear(attention_input, layer.qkv, qkv, bias=layer.qkv_bias)
         ops.rotary_write(
             qkv,
@@ -177,11 +193,23 @@ class EagleForward:
             k_norm=layer.k_norm,
             eps=w.eps,
         )
-        rows.attend(index, q, attended)
-        ops.linear(attended.flatten(1), layer.o, x, residual=x)
+        outputs = attended.flatten(1)
+        if wanted is None:
+            rows.attend(index, q, attended)
+        else:
+            n = len(wanted)
+            stream, x, outputs = x, b.roots[:n], b.last_attended[:n]
+            if n == 0:
+                return x
+            rows.attend(index, q, attended, wanted)
+            self._ops.gather_norm(attended.flatten(1), wanted, None, outputs, 0.0)
+            self._ops.gather_norm(stream, wanted, None, x, 0.0)
+        normed, activated = b.normed[:n], b.activated[:n]
+        ops.linear(outputs, layer.o, x, residual=x)
         ops.rms_norm(x, layer.post_norm, normed, w.eps)
         ops.gated_linear(normed, layer.gate_up, activated)
         ops.linear(activated, layer.down, x, residual=x)
+        return x
 
     @property
     def _allocated(self) -> _Buffers:
@@ -205,6 +233,7 @@ class EagleForward:
             "activated": (rows, w.layers[0].down.shape[1]),
             "texts": (sizes.text_rows, shape.hidden),
             "roots": (sizes.sessions, shape.hidden),
+            "last_attended": (sizes.sessions, shape.heads * shape.head_dim),
             "even": (sizes.node_rows, shape.hidden),
             "odd": (sizes.node_rows, shape.hidden),
         }

@@ -244,9 +244,8 @@ class DraftRound:
         layers = self._ops.layers
         layers.write_words(self._tables.words, plan.updates)
         features = self._buffers.features[: bucket.text_rows] if self.forward.shape.features else None
-        self.forward.text(self._text_rows(bucket, plan), features)
+        self.forward.text(self._text_rows(bucket, plan), features, plan.last_rows)
         if bucket.levels:
-            self.forward.roots(plan.last_rows)
             self._grow(bucket, plan)
 
     def _text_rows(self, bucket: RoundBucket, plan: RoundArrays[torch.Tensor]) -> PassRows:

@@ -48,7 +48,7 @@ def lay_chains(items: Int32, prefix_lengths: Int32, parents: Int32, root_rows: I
             root_rows[row] = first - 1
             row += 1
         last_rows[item] = row - 1
-    last_rows[len(items) :] = 0
+    last_rows[len(items) :] = -1
     for padding in range(row, len(parents)):
         prefix_lengths[padding] = 0
         parents[padding] = _COMMITTED

@@ -33,8 +33,8 @@ class TreeAttention:
     decode_rows: torch.Tensor
     partials: AttentionPartials
 
-    def __call__(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """out = attention of bfloat16 q [rows, heads, head_dim]."""
+    def __call__(self, layer: int, q: torch.Tensor, out: torch.Tensor, wanted: torch.Tensor | None = None) -> None:
+        """out = attention of bfloat16 q [rows, heads, head_dim], of all rows or at least of those `wanted`."""
         keys, values, page_size = self.kv.keys[layer], self.kv.values[layer], self.kv.page_size
         self.ops.prefix_attention(
             q,
@@ -58,7 +58,7 @@ class TreeAttention:
             self.paths,
             self.depths,
             self.write_slots,
-            self.decode_rows,
+            self.decode_rows if wanted is None else wanted,
             self.partials,
             out,
         )
@@ -73,7 +73,13 @@ class TextAttention:
     page_table: torch.Tensor
     tiles: torch.Tensor
 
-    def __call__(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        wanted: torch.Tensor | None = None,  # tiles are of many rows
+    ) -> None:
         """As `TreeAttention`."""
         keys, values = self.kv.keys[layer], self.kv.values[layer]
         self.ops.prefill_attention(q, keys, values, self.page_table, self.kv.page_size, self.tiles, out)

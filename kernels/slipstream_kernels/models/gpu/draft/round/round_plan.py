@@ -63,7 +63,7 @@ class RoundArrays(Generic[A]):
     segments: A
     item_offsets: A
     last_rows: A
-    """[sessions], the last row of text of each"""
+    """[sessions], the last row of text of each, -1 for padding"""
     roots: A
     """[sessions], the session's number, -1 for padding"""
     root_lines: A

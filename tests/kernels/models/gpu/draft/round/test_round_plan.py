@@ -32,7 +32,7 @@ def test_a_round():
     assert a.decode_rows[:5].tolist() == [0, 1, 2, 3, -1]
     assert a.segments[:3].tolist() == [[0, 3, 2, 30], [3, 1, 0, 0], [0, 0, 0, 0]]
     assert a.item_offsets.tolist() == [0] * len(a.item_offsets)
-    assert a.last_rows.tolist() == [2, 3, 0, 0]
+    assert a.last_rows.tolist() == [2, 3, -1, -1]
     assert a.roots.tolist() == [0, 1, -1, -1]
     assert a.root_lines.tolist() == [2, 0, 0, 0]
     # The rows' states are at 36 and 0, their tokens one further on.
