@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from benchmarks.gpu_exactness.cells import HEADER, WHOLE, Case, Cell, Count, Results, failures, rows, settings, totals
@@ -34,6 +35,7 @@ from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.local_loop import EngineConfig
 from benchmarks.local_engine.measured_model import make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import chat_token_ids, random_token_ids
+from slipstream_kernels.ops.gpu.cublaslt.choice import library_choice
 
 SEED = 20_240
 TOP_LOGPROBS = 4
@@ -54,6 +56,8 @@ class Report:
         self.failures += [f"{name}: {failure}" for failure in failed]
         self._content["parts"][name] = {**content, "failures": list(failed)}
         print(f"\n{name}\n\n{text}\n")
+        layers = content.get("library_layers", [])
+        print(f"{len(layers)} linear layers of some number of rows were cuBLASLt's")
         print("\n".join(failed) or "exact: every answer is the reference's, bit for bit", flush=True)
         if self._options.output:
             write_json(self._options.output, self._content)
@@ -132,9 +136,18 @@ def _run_cells(
         "tokens": tokens,
         "loops": loops,
         "parts": [{"batch": part.batch, "prompts": part.cases} for part in parts],
+        "library_layers": library_layers(),
         "seconds": {"start": started, "reference": referred, "all": time.perf_counter() - begun},
     }
     report.add_results(name, run.results, facts)
+
+
+def library_layers() -> list[str]:
+    """The linear layers that cuBLASLt has computed in this process: outputs x inputs, rows."""
+    if not torch.cuda.is_available():
+        return []
+    used = library_choice(torch.device("cuda", torch.cuda.current_device())).used
+    return sorted(f"{problem.outputs} x {problem.inputs}, {problem.rows} rows" for problem, _, _ in used)
 
 
 def run_inflated(options: argparse.Namespace, report: Report) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.linear_candidates import Layer
+from slipstream_kernels.ops.gpu.cublaslt.layers import LibraryLayer
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.linear import gated_linear, linear
 from slipstream_kernels.ops.gpu.linear_tile import Tile
@@ -37,18 +38,15 @@ class Operands:
         residual = make(rows, layer.outputs) if layer.residual else None
         return cls(layer, weights, make(rows, layer.inputs), residual, out)
 
-    def run(self, rows: int, tile: Tile, copy: int = 0) -> torch.Tensor:
+    def run(self, rows: int, cut: Tile | LibraryLayer, copy: int = 0) -> torch.Tensor:
         x, out, weight = self.x[:rows], self.out[:rows], self.weights[copy % len(self.weights)]
-        if self.layer.gated:
-            gated_linear(x, weight, out, tile=tile)
+        residual = None if self.residual is None else self.residual[:rows]
+        if not isinstance(cut, Tile):
+            cut.run(x, weight, out, residual)
+        elif self.layer.gated:
+            gated_linear(x, weight, out, tile=cut)
         else:
-            linear(
-                x,
-                weight,
-                out,
-                residual=None if self.residual is None else self.residual[:rows],
-                tile=tile,
-            )
+            linear(x, weight, out, residual=residual, tile=cut)
         return out
 
     @property

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import TypeVar
 
 import torch
 
 from benchmarks.kernels.attention_scenes import Pass
 from benchmarks.kernels.attention_speed import random_passes
-from benchmarks.kernels.linear_candidates import PREFETCHES
+from benchmarks.kernels.linear_candidates import PREFETCHES, Layer
 from benchmarks.kernels.linear_operands import Operands, microseconds
+from slipstream_kernels.ops.gpu.cublaslt.layers import LibraryLayer
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.prefix_attention import prefix_attention
 from slipstream_kernels.ops.gpu.rms_norm import rms_norm
@@ -25,6 +27,9 @@ from slipstream_kernels.token_tree import MAX_ROWS
 
 TUNED_LAYERS = 12
 """Layers of the passes by which tiles are chosen: 5 GB of an 8B model's weights, far more than the cache."""
+
+Cut = Tile | LibraryLayer
+C = TypeVar("C", bound=Cut)
 
 HEAD_DIM = 128
 KV_HEADS = 8
@@ -53,11 +58,15 @@ class Passes:
         """The layer kinds of the body, in order."""
         return list(self._body)
 
+    def layer(self, name: str) -> Layer:
+        """A layer kind of the body."""
+        return self._body[name].layer
+
     @property
     def layers(self) -> int:
         return self._body["qkv"].layer.count
 
-    def milliseconds(self, tiles: Mapping[str, Tile], rows: int, layers: int, *, alone: bool = False) -> float:
+    def milliseconds(self, tiles: Mapping[str, Cut], rows: int, layers: int, *, alone: bool = False) -> float:
         """Time of `layers` layers and, where all are asked for, of the head; linear layers only where `alone`."""
         calls: list[Callable[[], object]] = []
         for index in range(layers):
@@ -109,8 +118,8 @@ def variants(tiles: Sequence[Tile]) -> list[Tile]:
     return [replace(tile, prefetch=size) for tile in tiles for size in PREFETCHES if not (size and tile.persistent)]
 
 
-def descend(passes: Passes, options: Mapping[str, Sequence[Tile]], rows: int, rounds: int = 2) -> dict[str, Tile]:
-    """Starting from the first of `options`, replace one layer kind's tile at a time by that of the fastest pass."""
+def descend(passes: Passes, options: Mapping[str, Sequence[C]], rows: int, rounds: int = 2) -> dict[str, C]:
+    """Starting from the first of `options`, replace one layer kind's cut at a time by that of the fastest pass."""
     tiles = {name: options[name][0] for name in passes.names}
     for _ in range(rounds):
         for name in passes.names:

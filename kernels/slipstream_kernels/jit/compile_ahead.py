@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 MOST_THREADS = 16
 """Beyond so many the interpreter's lock, under which kernels' sources are read, is what they wait for."""
 _ONE_AT_A_TIME = threading.Lock()
+_OF_THREAD = threading.local()
 _TOLD_SECONDS = 1.0
 """What takes longer is told."""
 
@@ -37,6 +38,11 @@ def compiling_ahead(threads: int | None = None) -> Iterator[None]:
     """
     with _ONE_AT_A_TIME:
         yield from _compiling(threads or min(MOST_THREADS, len(os.sched_getaffinity(0))))
+
+
+def is_compiling_ahead() -> bool:
+    """Whether the calling thread's launches run nothing."""
+    return getattr(_OF_THREAD, "compiles", False)
 
 
 def _compiling(threads: int) -> Iterator[None]:
@@ -55,9 +61,11 @@ def _compiling(threads: int) -> Iterator[None]:
         mode = triton.AsyncCompileMode(pool)
         with mode:
             jit.JITFunction.run = compiled
+            _OF_THREAD.compiles = True
             try:
                 yield
             finally:
+                _OF_THREAD.compiles = False
                 jit.JITFunction.run = launch
             kernels = len(mode.raw_futures)
     if (seconds := time.perf_counter() - begun) > _TOLD_SECONDS:

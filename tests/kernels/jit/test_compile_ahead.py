@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import ty_to_cpp
 from triton.runtime import driver
-from slipstream_kernels.jit.compile_ahead import compiling_ahead
+from slipstream_kernels.jit.compile_ahead import compiling_ahead, is_compiling_ahead
 
 class Hopper:
     def get_current_device(self): return 0
@@ -49,12 +49,20 @@ def launch(kernel, size):
         others.append(type(error).__name__)
 
 plain = triton.runtime.jit.JITFunction.run
+ahead = []
+assert not is_compiling_ahead()
 with compiling_ahead(2):
+    assert is_compiling_ahead()
+    asking = threading.Thread(target=lambda: ahead.append(is_compiling_ahead()))
+    asking.start()
+    asking.join()
     for size in (16, 32, 64, 16):
         add[(1,)](x, size)
     other = threading.Thread(target=launch, args=(add, 8))
     other.start()
     other.join()
+assert ahead == [False], "another thread does not"
+assert not is_compiling_ahead()
 assert len(others) == 1, "another thread's launch is as ever: it fails here"
 assert triton.runtime.jit.JITFunction.run is plain
 kernels = add.device_caches[0][0]

@@ -1,17 +1,18 @@
 """Linear layers whose rows do not depend on how many rows there are, nor on how the work is cut.
 
 Every output is one chain of matrix instructions over k = 0, 16, 32, .., K - 16 into a float32 accumulator that starts
-at zero. Whether weights or tokens are the instruction's first operand changes no bit, as is measured of every tile.
+at zero. Whether weights or tokens are the instruction's first operand changes no bit, as is measured of every tile, and
+neither does an algorithm of cuBLASLt that is taken in a tile's place: `cublaslt.choice` compares them.
 """
 
 from __future__ import annotations
 
 import torch
 
+from slipstream_kernels.ops.gpu.cublaslt.choice import library_choice
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
-from slipstream_kernels.ops.gpu.linear_blocks import linear_blocks
-from slipstream_kernels.ops.gpu.linear_stream import linear_stream
 from slipstream_kernels.ops.gpu.linear_tile import Tile
+from slipstream_kernels.ops.gpu.tiled_linear import tiled_linear
 from slipstream_kernels.ops.gpu.tuning import best_tile
 
 
@@ -35,14 +36,17 @@ def linear(
     """out = x weight^T + bias + residual, added in float32 in this order and rounded once.
 
     bfloat16 x [rows, K], weight [N, K], bias [N], residual [rows, N] (may be `out`); out [rows, N] bfloat16 or float32.
-    Rows of x lie a multiple of 8 elements apart, K is a multiple of 16. `tile` overrules the table of measured tiles.
+    Rows of x lie a multiple of 8 elements apart, K is a multiple of 16. `tile` overrules what was measured.
     """
     check_operands(x, weight, out)
     assert out.shape == (len(x), len(weight))
-    if tile is None:
-        tile = best_tile(len(weight), x.shape[1], len(x), gated=False, device=x.device)
-    run = linear_blocks if tile.descriptors else linear_stream
-    run(x, weight, out, bias, residual, tile, gated=False)
+    if tile is None and bias is None:
+        library = library_choice(x.device).layer(x, weight, out, residual)
+        if library is not None:
+            library.run(x, weight, out, residual)
+            return
+    tile = tile or best_tile(len(weight), x.shape[1], len(x), gated=False, device=x.device)
+    tiled_linear(x, weight, out, bias, residual, tile)
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, tile: Tile | None = None) -> None:
@@ -53,9 +57,12 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, ti
     check_operands(x, weight, out)
     assert (len(out), 2 * out.shape[1]) == (len(x), len(weight))
     if tile is None:
-        tile = best_tile(out.shape[1], x.shape[1], len(x), gated=True, device=x.device)
-    run = linear_blocks if tile.descriptors else linear_stream
-    run(x, weight, out, None, None, tile, gated=True)
+        library = library_choice(x.device).layer(x, weight, out, gated=True)
+        if library is not None:
+            library.run(x, weight, out)
+            return
+    tile = tile or best_tile(out.shape[1], x.shape[1], len(x), gated=True, device=x.device)
+    tiled_linear(x, weight, out, None, None, tile, gated=True)
 
 
 def linear_reference(
