@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipstream.bucket_counts import BucketCounts
 from slipstream.generation_types import SourceCount
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.draft_link.link_config import DrafterState
 from verify_service.draft_link.records import Mode
 from verify_service.draft_link.slots.draft_stats import DraftStats
@@ -28,6 +29,7 @@ LOOP = LoopState(
     prompt_tokens=14,
     step_rows=ROWS,
     step_seconds=SECONDS,
+    grammar_seconds=GrammarSeconds(drafts=1.0, checks=2.0, masks=3.0),
 )
 SOURCES = {"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)}
 TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, partial_sessions=10, handed=12, unmade=13, sources=SOURCES)

@@ -117,7 +117,10 @@ def test_answers_are_those_of_plain_constrained_decoding(
         options = SpeculationOptions(enabled=name != "none")
         with running_loop(target, CONFIG, trees, grammars=compiler) as runner:
             answers = runner.run([replace(one, speculation=options) for one in requests], 8)
-            accepted = runner.loop.state().accepted_tokens
+            state = runner.loop.state()
+            accepted, seconds = state.accepted_tokens, state.grammar_seconds
+            assert seconds is not None and seconds.checks > 0 and seconds.masks > 0
+            assert (seconds.drafts > 0) == (name != "none")
             # A device ends a path where its token was illegal, as nearly all tokens of a random model are.
             assert not accepted if name == "none" else accepted or engine != "cpu"
         for answer, (tokens, reason), one in zip(answers, expected, requests, strict=True):

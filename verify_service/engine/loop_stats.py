@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.bucket_counts import BucketCounts
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.engine.output_processor import OutputProcessor
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
@@ -61,6 +62,7 @@ class LoopState:
     """Rows of steps, which go on growing; None where none are told."""
     step_seconds: BucketCounts | None = None
     """Seconds that steps took the model, from the launch or the end of the step before; go on growing, too."""
+    grammar_seconds: GrammarSeconds | None = None
 
 
 def snapshot(
@@ -97,4 +99,5 @@ def snapshot(
         verify_steps=epilogue.verify_steps,
         step_rows=epilogue.step_rows,
         step_seconds=epilogue.step_seconds,
+        grammar_seconds=epilogue.grammar_seconds,
     )

@@ -12,6 +12,7 @@ from slipstream.generation_types import FinishReason, SpeculationStep
 from slipstream.rpc.errors import InternalError
 from verify_service.core.acceptance import NO_TOKEN, accepted_by_source
 from verify_service.core.device_fault import end_if_device_lost
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.request import StepOutput
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
@@ -77,6 +78,12 @@ class OutputProcessor:
         self.accepted_tokens = 0
         self.step_rows = BucketCounts(_ROW_BUCKETS)
         self.step_seconds = BucketCounts(_SECOND_BUCKETS)
+
+    @property
+    def grammar_seconds(self) -> GrammarSeconds:
+        """What grammars have cost so far."""
+        decided = self._engine.grammar_seconds
+        return GrammarSeconds(self._speculation.grammar_seconds, decided.checks, decided.masks)
 
     def __bool__(self) -> bool:
         """Whether there is anything left to do."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from slipstream.generation_types import PositionLogprobs
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
@@ -88,6 +89,11 @@ class ModelRunner(Protocol[L]):
 
     def start_after(self, read: torch.cuda.Event) -> None:
         """The next step overwrites what somebody reads of an outcome until this event comes."""
+        ...
+
+    @property
+    def grammar_seconds(self) -> GrammarSeconds:
+        """What deciding steps has cost for the sake of grammars."""
         ...
 
     def decide(self, launched: L) -> list[VerifyResult]:

@@ -10,11 +10,13 @@ path decide nothing, and need no mask.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from verify_service.core.acceptance import NO_TOKEN, AcceptedPath, child_of
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.grammar.matcher import GrammarFailure, Words
@@ -165,14 +167,22 @@ class ConstrainedPath:
         return None
 
 
-def decide(paths: Sequence[ConstrainedPath], sample_masked: SampleMasked) -> list[VerifyResult]:
-    """Walk all paths to their ends; rows that need masks are sampled together."""
+def decide(
+    paths: Sequence[ConstrainedPath], sample_masked: SampleMasked, seconds: GrammarSeconds
+) -> list[VerifyResult]:
+    """Walk all paths to their ends; rows that need masks are sampled together. Counts what that takes in `seconds`."""
+    began, masks = time.perf_counter(), 0.0
     waiting = [path for path in paths if path.begin()]
     while waiting:
+        asked = time.perf_counter()
         due = [(path, rows) for path in waiting if (rows := path.due())]
         tokens = iter(sample_masked([*chain.from_iterable(rows for _, rows in due)]) if due else ())
+        masks += time.perf_counter() - asked
         waiting = [path for path, rows in due if path.settle(rows, [next(tokens) for _ in rows])]
-    return [path.result() for path in paths]
+    results = [path.result() for path in paths]
+    seconds.masks += masks
+    seconds.checks += time.perf_counter() - began - masks
+    return results
 
 
 def _has(words: Words, token: int) -> bool:

@@ -19,6 +19,7 @@ from slipstream_kernels.ops.logprobs import logprobs
 from slipstream_kernels.ops.sampling import SamplingRows, sample
 from verify_service.core.acceptance import AcceptedPath, accept
 from verify_service.core.engine_config import EngineConfig
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores, next_tokens
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
@@ -67,6 +68,7 @@ class CpuModelRunner:
         self._builder = CpuBatchBuilder(config, page_table.entries, self._cache.scratch_slot(0))
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
         self._boundaries: tuple[int, ...] = ()
+        self.grammar_seconds = GrammarSeconds()
 
     def warm_up(self) -> None:
         """Compile the kernels that follow a forward pass, so that no request waits for that."""
@@ -209,7 +211,8 @@ class CpuModelRunner:
             left = masked(logits[chosen], [each.words for each in rows])
             return [int(token) for token in sample(left, gathered.take(chosen), team=self._model.team)]
 
-        for (place, _), decision in zip(held, decide([path for _, path in held], sample_masked), strict=True):
+        decided = decide([path for _, path in held], sample_masked, self.grammar_seconds)
+        for (place, _), decision in zip(held, decided, strict=True):
             decisions[place] = decision
 
     def _compact(self, decisions: Sequence[VerifyResult], node_slots: Sequence[int]) -> None:

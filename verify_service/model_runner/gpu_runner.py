@@ -18,6 +18,7 @@ from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
@@ -71,6 +72,7 @@ class GpuModelRunner:
         self._boundaries: tuple[int, ...] = ()
         self._routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = {}
         self._places: dict[RequestState, int] = {}
+        self.grammar_seconds = GrammarSeconds()
 
     @property
     def chooses(self) -> bool:
@@ -230,7 +232,8 @@ class GpuModelRunner:
             wanted = MaskedRows(numbers, lines, positions, paths, words)
             return self._model.sample_masked(launched.ticket, wanted)
 
-        for (place, _), decision in zip(held, decide([path for _, path in held], sample_masked), strict=True):
+        decided = decide([path for _, path in held], sample_masked, self.grammar_seconds)
+        for (place, _), decision in zip(held, decided, strict=True):
             decisions[place] = decision
 
     def _know(self, items: Sequence[ScheduledRequest]) -> None:

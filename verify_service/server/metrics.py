@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,6 +12,7 @@ from prometheus_client.registry import Collector
 from slipstream.bucket_counts import PositionCounts
 from slipstream.generation_types import Timings
 from slipstream.rpc.metrics import histogram_family, position_family
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.request import StepOutput
 from verify_service.draft_link.link_config import DrafterState, LinkState
 from verify_service.engine.loop_stats import LoopState
@@ -154,7 +156,17 @@ class _Counters(Collector):
             yield histogram_family("slipstream_step_rows", "Rows of a verify step.", loop.step_rows)
         if loop.step_seconds is not None:
             yield histogram_family("slipstream_step_seconds", "Time a verify step took the model.", loop.step_seconds)
+        if loop.grammar_seconds is not None:
+            yield _grammar_metric(loop.grammar_seconds)
         yield from _drafter_metrics(link.drafters)
+
+
+def _grammar_metric(seconds: GrammarSeconds) -> Metric:
+    text = "Time that steps waited for grammars, by what of: drafts, checks or masks."
+    family = CounterMetricFamily("slipstream_grammar_seconds", text, labels=("part",))
+    for part, value in asdict(seconds).items():
+        family.add_metric((part,), value)
+    return family
 
 
 def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:

@@ -59,6 +59,11 @@ class SpeculationController:
         self._accepts_commits = True
         """Whether the source took in the last step's commits."""
 
+    @property
+    def grammar_seconds(self) -> float:
+        """What drafting of forced text and pruning by grammars have taken of the loop's thread."""
+        return self._grammar_trees.seconds
+
     def begin(self, state: RequestState, history: HiddenStateHistory | None = None) -> None:
         """Announce a request that starts with a proposer."""
         request = state.request

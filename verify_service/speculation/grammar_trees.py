@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from slipstream_kernels.device_tree import DeviceTree
@@ -32,6 +33,8 @@ class GrammarTrees:
         self._passes = passes
         self._selector = selector
         self._step_nodes = step_nodes
+        self.seconds = 0.0
+        """What all of it has taken, of the loop's thread."""
 
     def legal(self, state: RequestState, tree: TokenTree | None) -> TokenTree | None:
         """Return what of a request's tree can be output at all; the whole tree of one without a grammar."""
@@ -40,13 +43,23 @@ class GrammarTrees:
             return tree
         if isinstance(tree, DeviceTree):
             tree = read_tree(tree)
-        return legal_part(grammar, tree) if tree is not None and len(tree) and _catch_up(state, grammar) else None
+        began = time.perf_counter()
+        legal = legal_part(grammar, tree) if tree is not None and len(tree) and _catch_up(state, grammar) else None
+        self.seconds += time.perf_counter() - began
+        return legal
 
     def attach(self, items: Sequence[ScheduledRequest]) -> None:
         """Give items whose text is forced a tree of it, cut to what fits and pays, unless a drafter's is as deep."""
-        forced = [(item, tree) for item in items if (tree := self._forced(item)) is not None]
-        if not forced:
+        held = [item for item in items if _may_draft(item.state)]
+        if not held:
             return
+        began = time.perf_counter()
+        forced = [(item, tree) for item in held if (tree := self._forced(item)) is not None]
+        if forced:
+            self._attach(items, forced)
+        self.seconds += time.perf_counter() - began
+
+    def _attach(self, items: Sequence[ScheduledRequest], forced: Sequence[tuple[ScheduledRequest, TokenTree]]) -> None:
         free = [(item, tree) for item, tree in forced if item.state.draft.adaptive]
         trees = [(item, tree) for item, tree in forced if not item.state.draft.adaptive]
         if free:
@@ -63,7 +76,7 @@ class GrammarTrees:
 
     def _forced(self, item: ScheduledRequest) -> TokenTree | None:
         state, grammar = item.state, item.state.grammar
-        if grammar is None or not item.decides or item.count != 1 or state.request.speculation.enabled is False:
+        if grammar is None or not item.decides or item.count != 1:
             return None
         if not _catch_up(state, grammar) or isinstance(item.tree, DeviceTree):
             return None
@@ -74,6 +87,10 @@ class GrammarTrees:
 def proposed_forced(state: RequestState, tree: TokenTree) -> ProposedTree:
     """Return a tree of forced text with what its acceptance is estimated by, apart from that of drafters."""
     return ProposedTree((GRAMMAR, state.parameters.sampling.temperature > 0), 0, tree)
+
+
+def _may_draft(state: RequestState) -> bool:
+    return state.grammar is not None and state.request.speculation.enabled is not False
 
 
 def _catch_up(state: RequestState, grammar: RequestGrammar) -> bool:

@@ -13,6 +13,7 @@ from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.core.acceptance import NO_TOKEN
 from verify_service.core.engine_config import EngineConfig
+from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.request import SamplingParams
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
@@ -41,6 +42,7 @@ class Walk:
         self.grammar = state.grammar = RequestGrammar(compiled)
         self.item = ScheduledRequest(state, 1, TokenTree.chain([self.a] * 4))
         self.asked: list[list[int]] = []
+        self.seconds = GrammarSeconds()
 
     def run(self, sampled: dict[int, int], answers: dict[int, int]) -> VerifyResult:
         def sample_masked(rows: Sequence[MaskedRow]) -> list[int]:
@@ -48,7 +50,7 @@ class Walk:
             assert [each.position for each in rows] == [2 + len(each.tokens) for each in rows]
             return [answers.get(each.row, self.a) for each in rows]
 
-        (result,) = decide([ConstrainedPath(self.item, self.grammar, 10, sampled)], sample_masked)
+        (result,) = decide([ConstrainedPath(self.item, self.grammar, 10, sampled)], sample_masked, self.seconds)
         return result
 
 
@@ -56,6 +58,7 @@ def test_legal_tokens_are_not_masked(tokenizer: GrammarTokenizer) -> None:
     walk = Walk(tokenizer, GREEDY)
     result = walk.run(dict.fromkeys(range(5), walk.a), {})
     assert result.path == ((0, 1, 2, 3), (walk.a,) * 5) and walk.asked == [] and not result.failure
+    assert walk.seconds.checks > 0 and walk.seconds.masks == 0
 
 
 def test_an_illegal_token_is_sampled_again_and_the_walk_goes_on(tokenizer: GrammarTokenizer) -> None:
@@ -63,6 +66,7 @@ def test_an_illegal_token_is_sampled_again_and_the_walk_goes_on(tokenizer: Gramm
     result = walk.run({0: walk.a, 1: 400, 2: EOS, 3: walk.b, 4: walk.a}, {})
     assert result.path == ((0, 1, 2), (walk.a, walk.a, walk.a, walk.b))
     assert walk.asked == [[11], [12]]
+    assert walk.seconds.checks > 0 and walk.seconds.masks > 0
 
 
 def test_a_walk_ends_at_nodes_of_which_nothing_was_sampled(tokenizer: GrammarTokenizer) -> None:

@@ -70,6 +70,11 @@ def test_steps_and_ends_are_counted() -> None:
         for position in "012"
     ]
     assert positions == [2, 1, None]
+    grammars = [
+        registry.get_sample_value("slipstream_grammar_seconds_total", {"part": part})
+        for part in ("drafts", "checks", "masks")
+    ]
+    assert grammars == [1.0, 2.0, 3.0]
     labels = {"epoch": "77", "drafter": "d", "proposer": "ngram", "transport": "shm", "mode": "ahead"}
     names = (
         "requests",
