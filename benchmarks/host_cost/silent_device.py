@@ -38,9 +38,11 @@ from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import GpuModel, PassHandle
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import CopyPlan, no_copies
 from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer
+from slipstream_kernels.models.gpu.outcome_selector import OutcomeSelector
 from slipstream_kernels.ops.gpu import device_queue as queue_ops
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, MOST_NODES, PARENTS, TREE_WIDTH
 from slipstream_kernels.ops.gpu.state_rows import ENTRY
+from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.draft_link import device_queue as verifys_queue
 
@@ -110,10 +112,7 @@ class SilentModel(GpuModel):
         result = self._pool.of(bucket).result[:count].numpy()
         accepted = np.minimum(self._drawn[self._passes % len(self._drawn), :count], plan.deciding[:, 1] - 1)
         self._passes += 1
-        result[:, 0] = accepted
-        result[:, _NODES:_TOKENS] = np.arange(MAX_ROWS)
-        result[:, _TOKENS:] = BONUS + 1 + np.arange(MAX_ROWS)
-        result[np.arange(count), _TOKENS + accepted] = BONUS
+        result[:] = DECIDED[accepted]
 
 
 class SilentRound(DraftRound):
@@ -136,7 +135,17 @@ def _chain() -> np.ndarray:
     return words
 
 
+def _decided() -> np.ndarray:
+    """What passes decide where they accept 0 nodes of a chain, 1, ..: int32 [MAX_ROWS, RESULT_WIDTH]."""
+    numbers = np.arange(MAX_ROWS, dtype=np.int32)
+    decided = np.zeros((MAX_ROWS, RESULT_WIDTH), np.int32)
+    decided[:, 0], decided[:, _NODES:_TOKENS], decided[:, _TOKENS:] = numbers, numbers, BONUS + 1 + numbers
+    decided[numbers, _TOKENS + numbers] = BONUS
+    return decided
+
+
 CHAIN: Final = _chain()
+DECIDED: Final = _decided()
 
 
 def silent_model(config: EngineConfig, boundaries: int) -> SilentModel:
@@ -171,6 +180,7 @@ def silence() -> Iterator[None]:
         enter(mock.patch.object(gpu_eagle, "DraftRound", SilentRound))
         enter(mock.patch.object(draft_ops, "twins", _silent_draft_ops))
         enter(mock.patch.object(HiddenStateRing, "_copy", _uncopied))
+        enter(mock.patch.object(OutcomeSelector, "_choose", nothing))
         enter(mock.patch.object(verifys_queue, "_TAKES", ((nothing, _take_trees),)))
         enter(mock.patch.object(drafters_queue, "_TAKES", ((nothing, _take_outcomes),)))
         enter(mock.patch.object(queue_ops, "publish_outcomes_reference", nothing))

@@ -119,6 +119,12 @@ class DraftBatch(NamedTuple):
     replies: list[Reply]
     asked: list[Asked]
 
+    @property
+    def is_handed(self) -> bool:
+        """Whether nobody waits for an answer: steps have all of its trees from the device."""
+        handed = not self.replies and all(slot.handed for one in self.asked for slot in one.slots)
+        return handed and all(one.call.device_trees() is not None for one in self.asked)
+
     def wait(self, until: float) -> bool:
         """Wait until `until` (time.perf_counter(), seconds). Return whether all calls are done."""
         return all(one.call.wait(until - perf_counter()) for one in self.asked)

@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.1
 """Longest wait at a record source, should the worker have missed a `wake`."""
+_FOLLOW_SECONDS = 5e-4
+"""How long a thread that has a round queued waits for the pass lock: the worker's own thread takes a step in."""
 _LOOK_SECONDS = 1e-4
 """Interval at which a thread that waits for the pass lock checks whether it still has to."""
 
@@ -143,22 +145,30 @@ class Worker:
             if self._batch is not None or self._table is None or not self._commands.empty():
                 return False
             self._looked_at = perf_counter()
-            self._batch = self._ask([reply for item in self._take(commands=False) for reply in self._handle(item)])
+            self._batch = self._begun()
             return True
         finally:
             self._pass_lock.release()
 
     def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
-        """Have the proposers draft behind a pass of the target, on the calling thread; waits for nothing.
+        """Have the proposers draft behind a pass of the target, on the calling thread; waits for a moment at most.
 
-        Nothing comes of it where somebody else is at a pass, or has something to do first.
+        What has arrived is taken in first: of steps that have their trees already nothing need be answered. Nothing
+        comes of it where somebody else stays at a pass, or has something to do first.
         """
-        if not self._pass_lock.acquire(blocking=False):
+        if not self._pass_lock.acquire(timeout=_FOLLOW_SECONDS):
             return EnqueuedRound()
         try:
-            if self._batch is not None or self._table is None or not self._commands.empty():
+            if self._table is None or not self._commands.empty():
                 return EnqueuedRound()
-            self._look()
+            if self._batch is None:
+                self._look()
+                if self._arrived:
+                    self._batch = self._begun()
+            if self._batch is not None:
+                if not self._batch.is_handed:
+                    return EnqueuedRound()
+                self._answers()
             return EnqueuedRound() if self._arrived else followed(self._table, values, outcome)
         finally:
             self._pass_lock.release()
@@ -179,6 +189,10 @@ class Worker:
             if perf_counter() >= until:
                 break
         return None
+
+    def _begun(self) -> DraftBatch:
+        """A pass over the source's records."""
+        return self._ask([reply for item in self._take(commands=False) for reply in self._handle(item)])
 
     def _run(self) -> None:
         background = Background(self.proposers)

@@ -11,9 +11,10 @@ import pytest
 
 from draft_service import in_process
 from draft_service.in_process import InProcessHost, SharedFeed
-from draft_service.proposers.base import DraftFuture, DraftRequest, Opening, Proposer
+from draft_service.proposers.base import DraftFuture, DraftRequest, FollowRequest, Opening, Proposer
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
-from slipstream_kernels.draft_protocol.proposer_host import EnqueuedRound, EnqueueRequest, Replies
+from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest, Replies
 from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
@@ -60,11 +61,14 @@ class Device(Proposer):
 
 
 class UnderWay(DraftFuture):
-    def __init__(self, done: Event, trees: list[TokenTree | None]) -> None:
-        self.done, self.made = done, trees
+    def __init__(self, done: Event, trees: list[TokenTree | None], *, on_device: bool = False) -> None:
+        self.done, self.made, self.on_device = done, trees, on_device
 
     def wait(self, seconds: float) -> bool:
         return self.done.wait(max(0.0, seconds))
+
+    def device_trees(self) -> list[TokenTree | None] | None:
+        return self.made if self.on_device else None
 
     def result(self) -> list[TokenTree | None]:
         self.done.wait(SECONDS)
@@ -174,6 +178,35 @@ def test_while_the_workers_thread_is_busy_the_round_is_its_own(host, device, ans
     device.free.set()
     assert answers.get(timeout=SECONDS) == tree_of(2, 8)
     assert device.threads == ["draft-worker"]
+
+
+class Promised:
+    """Trees on a device that nobody reads."""
+
+
+def followed_after(host: InProcessHost, device: Device, record: Commit) -> list[int]:
+    """Sessions that are drafted for behind a pass, told of a step that nobody has begun with; see `Worker.begin`."""
+    told: list[int] = []
+
+    def follow(requests: Sequence[FollowRequest], _: object) -> EnqueuedRound:
+        told.extend(request.row for request in requests)
+        return EnqueuedRound()
+
+    device.follow = follow
+    host.put([record])
+    host.follow([EnqueueRequest(record.stamp, 3, 1, 0, 8, 4)], DevicePassResult(None, None, None))
+    return told
+
+
+def test_a_step_that_has_its_trees_is_taken_in_before_the_round_behind_the_next(host, device, answers) -> None:
+    trees = [DeviceTree(Promised(), 0, 2, 2)]
+    device.begin = lambda requests: UnderWay(device.done, trees[: len(requests)], on_device=True)
+    assert followed_after(host, device, committed(2, 8)._replace(handed=True)) == [3]
+    assert host.finish(0.0) is None
+    assert device.last == {1: 8}
+    assert followed_after(host, device, committed(3, 9)) == [], "a tree that is waited for comes first"
+    assert [reply.stamp for reply in host.finish(SECONDS, unread=True)] == [(7, 0, 1, 3, 9)]
+    assert answers.empty()
 
 
 def test_proposers_that_do_not_allow_it_keep_their_thread(device, answers) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
-from slipstream_kernels.models.gpu.batch.plan_kernels import lay_committed, lay_rows
+from slipstream_kernels.models.gpu.batch.plan_kernels import lay_rows, plan_items
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.prompt_scores import next_tokens
 from verify_service.core.request_state import RequestState
@@ -96,41 +95,12 @@ class GpuBatchBuilder:
         return places
 
     @staticmethod
-    def planned_rows(
-        items: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]
-    ) -> dict[ScheduledRequest, PlannedRows]:
-        """Where the rows of each item of a plan are; `deciding` are those of its items that decide, in order."""
-        order_of = {item: order for order, item in enumerate(deciding)}
-        planned: dict[ScheduledRequest, PlannedRows] = {}
-        row = 0
-        for item in items:
-            if item.count == 1 or item.tree is not None:
-                planned[item] = PlannedRows(row, row, item.count, item.count + item.depth, order_of.get(item, 0))
-                row += item.num_rows
-        for item in items:
-            if item.count > 1:
-                end = row + item.count - (item.tree is not None)
-                root = planned[item].root if item in planned else end - 1
-                planned[item] = PlannedRows(row, root, item.count, item.count + item.depth, order_of.get(item, 0))
-                row = end
-        return planned
-
-    @staticmethod
-    def committed_rows(spans: Sequence[tuple[PlannedRows, int, int, int]]) -> NDArray[np.int64]:
-        """Rows of committed tokens: (row, order, item, place) as in `ops.gpu.state_rows`, int64 [n, 4].
-
-        Of each of `spans`, which are (an item's rows, how many at most, place of the first, places from one row to the
-        next), the rows of its tokens and then of the nodes that it may accept.
-        """
+    def planned_rows(items: Sequence[ScheduledRequest]) -> NDArray[np.int64]:
+        """Where the rows of each item of `build`'s plan are, int64 [items, 5], as `plan_items` returns them."""
         flat: list[int] = []
-        count = 0
-        for rows, most, place, stride in spans:
-            flat += rows
-            flat += most, place, stride
-            count += min(rows.most, most)
-        table = np.empty((count, 4), np.int64)
-        lay_committed(np.fromiter(flat, np.int64, len(flat)).reshape(-1, 8), table)
-        return table
+        for item in items:
+            flat += (item.count, item.tree is not None, item.num_rows, item.depth, item.decides)
+        return plan_items(np.array(flat, np.int64).reshape(-1, 5))
 
     def _laid_out(self, spans: _Spans, decodes: int, before: Mapping[RequestState, int]) -> PassPlan:
         """The plan of spans, of which the first ones decode."""
@@ -162,18 +132,6 @@ class GpuBatchBuilder:
             trees=next(drafted, None) if spans.chooses else None,
             **choices,
         )
-
-
-class PlannedRows(NamedTuple):
-    """An item's rows in a plan: of its first token and of its last, the root; its tokens; those and all that it accepts
-    at most; its place among those that decide, 0 where it does not.
-    """
-
-    start: int
-    root: int
-    tokens: int
-    most: int
-    order: int
 
 
 class _Spans:

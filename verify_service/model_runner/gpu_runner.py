@@ -12,6 +12,7 @@ import numpy as np
 from slipstream.generation_types import PositionLogprobs
 from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
+from slipstream_kernels.models.gpu.batch.plan_kernels import committed_rows
 from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateCopies, HiddenStateCopy
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
@@ -28,7 +29,7 @@ from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates
 from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
 from verify_service.model_runner.device_trees import not_on_host, read_tree
-from verify_service.model_runner.gpu_batch import GpuBatchBuilder, PlannedRows
+from verify_service.model_runner.gpu_batch import GpuBatchBuilder
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class GpuModelRunner:
     def warm_up(self) -> None:
         self._model.warm_up()
         self._rows.build([])
-        self._rows.committed_rows([])  # compiled, as the plan above is
+        committed_rows(self._rows.planned_rows([]), np.empty((0, 4), np.int64))  # compiled, as the plan above is
 
     def pass_costs(self) -> list[tuple[int, int, float]]:
         return self._model.pass_costs()
@@ -158,7 +159,7 @@ class GpuModelRunner:
         first_rows = plan.deciding[:, 0].tolist()
         packed = plan.has_trees and not len(plan.prefills)
         if self._boundaries:
-            ticket = self._model.launch(plan, partial(self._copies, items, deciding, routes, packed=packed))
+            ticket = self._model.launch(plan, partial(self._copies, items, routes, packed=packed))
         else:
             ticket = self._model.launch(plan)
         self._places = {item.state: place for place, item in enumerate(deciding)}
@@ -253,28 +254,29 @@ class GpuModelRunner:
     def _copies(
         self,
         items: Sequence[ScheduledRequest],
-        deciding: Sequence[ScheduledRequest],
         routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]],
         *,
         packed: bool,
     ) -> HiddenStateCopies:
         """What becomes of a pass's states: to the rings of drafters, and to the host what may be committed."""
-        planned = self._rows.planned_rows(items, deciding)
-        rings: dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, list[tuple[PlannedRows, int, int, int]]]] = {}
-        for item, spans in routes.items():
-            for span in spans:
+        planned = self._rows.planned_rows(items)
+        rings: dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, list[int]]] = {}
+        for place, item in enumerate(items if routes else ()):
+            for span in routes.get(item, ()):
                 ring = rings.get((id(span.target), span.boundaries))
                 if ring is None:
                     ring = rings[id(span.target), span.boundaries] = span.target, []
-                ring[1].append((planned[item], span.count, span.offset, span.row_bytes // 2))
+                wanted = ring[1]
+                wanted += (place, span.count, span.offset, span.row_bytes // 2)
         copies = [
-            HiddenStateCopy(target, boundaries, self._rows.committed_rows(routed))
-            for (_, boundaries), (target, routed) in rings.items()
+            HiddenStateCopy(target, boundaries, committed_rows(planned, np.array(wanted, np.int64).reshape(-1, 4)))
+            for (_, boundaries), (target, wanted) in rings.items()
         ]
         if not packed:
             return HiddenStateCopies(copies)
-        everything = self._rows.committed_rows([(rows, rows.most, 0, 0) for rows in map(planned.__getitem__, items)])
-        return HiddenStateCopies(copies, everything[:, :3])
+        everything = np.zeros((len(items), 4), np.int64)
+        everything[:, 0], everything[:, 1] = np.arange(len(items)), planned[:, 3]
+        return HiddenStateCopies(copies, committed_rows(planned, everything)[:, :3])
 
     def _take_logprobs(self, launched: GpuStepHandle) -> None:
         """All that any request of a step wants, in one call."""

@@ -59,16 +59,17 @@ def _on_device(
     items: Sequence[ScheduledRequest], roots: Sequence[int], before: Mapping[RequestState, int]
 ) -> dict[str, NDArray[np.int32]]:
     """The same of items all of whose trees are on the device alone."""
-    count = len(items)
-    choices = np.zeros((count, CHOICE), np.int32)
-    choices[:, 0] = choices[:, 5] = np.arange(count)
-    choices[:, 1] = [before[item.state] for item in items]
-    choices[:, 2] = [item.first + item.count - 1 for item in items]
-    choices[:, 3] = roots
-    choices[:, 4] = rows = np.array([item.num_rows for item in items], np.int32)
-    choices[:, 6] = 1
-    ends = np.cumsum(rows - 1)
-    entries = np.zeros((count, 4), np.int32)
-    entries[1:, 2] = ends[:-1]
-    entries[:, 3] = [-1 - item.tree.row for item in items if isinstance(item.tree, DeviceTree)]
-    return {"choices": choices, "entries": entries, "entry_nodes": np.zeros((ends[-1] if count else 0, 4), np.int32)}
+    choices: list[int] = []
+    entries: list[int] = []
+    nodes = 0
+    for index, (item, row) in enumerate(zip(items, roots, strict=True)):
+        tree, rows = item.tree, item.num_rows
+        assert isinstance(tree, DeviceTree)
+        choices += (index, before[item.state], item.base - 1, row, rows, index, 1, 0)
+        entries += (0, 0, nodes, -1 - tree.row)
+        nodes += rows - 1
+    return {
+        "choices": np.array(choices, np.int32).reshape(-1, CHOICE),
+        "entries": np.array(entries, np.int32).reshape(-1, 4),
+        "entry_nodes": np.zeros((nodes, 4), np.int32),
+    }

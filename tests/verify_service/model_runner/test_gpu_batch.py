@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.batch.plan_kernels import committed_rows
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import admitted
 from verify_service.core.engine_config import EngineConfig
@@ -142,10 +143,9 @@ def test_rows_of_committed_tokens_are_where_the_plan_has_them(
     size, table, items = case
     builder = GpuBatchBuilder(table, size, SCRATCH)
     plan, deciding = builder.build(items)
-    planned = builder.planned_rows(items, deciding)
     wanted = list(reversed(items))
-    spans = [(planned[item], most, 100 * place, stride) for place, item in enumerate(wanted)]
-    rows = builder.committed_rows(spans).tolist()
+    spans = [(items.index(item), most, 100 * place, stride) for place, item in enumerate(wanted)]
+    rows = committed_rows(builder.planned_rows(items), np.array(spans, np.int64).reshape(-1, 4)).tolist()
     tokens = builder.state_rows(items, {})
     for place, item in enumerate(wanted):
         reached = min(most, item.count + item.depth)

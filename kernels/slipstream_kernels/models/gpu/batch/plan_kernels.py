@@ -72,23 +72,62 @@ def lay_rows(
 
 
 @kernel
-def lay_committed(spans: Int64, rows: Int64) -> None:
-    """Rows of committed tokens: (row, order, item, place) as in `ops.gpu.state_rows`, written to `rows` [any, 4].
+def plan_items(items: Int64) -> Int64:
+    """Where `lay_rows` lays each item's rows, int64 [items, 5].
 
-    `spans` [spans, 8]: the rows of its first token and of its last, the root; its tokens; those and all that it accepts
-    at most; its place among those that decide; rows wanted at most; place of the first, places from one to the next.
-    Nothing is checked.
+    `items` [items, 5]: committed tokens, whether it has a tree, its root and nodes, most nodes that it accepts, whether
+    it decides. Items of one token or with a tree come first, each in order; then the other tokens of each item.
+
+    Returns the rows of its first token and of its last, the root; its tokens; those and all that it accepts at most;
+    its place among those that decide, 0 where it does not.
     """
+    planned = np.zeros((len(items), 5), np.int64)
+    row = order = 0
+    for item in range(len(items)):
+        tokens, rooted = items[item, 0], items[item, 1] != 0
+        planned[item, 2], planned[item, 3] = tokens, tokens + items[item, 3]
+        if tokens == 1 or rooted:
+            planned[item, 0] = planned[item, 1] = row
+            row += items[item, 2]
+            if items[item, 4]:
+                planned[item, 4] = order
+                order += 1
+    for item in range(len(items)):
+        tokens, rooted = items[item, 0], items[item, 1] != 0
+        if tokens > 1:
+            planned[item, 0] = row
+            row += tokens - rooted
+            if not rooted:
+                planned[item, 1] = row - 1
+                if items[item, 4]:
+                    planned[item, 4] = order
+                    order += 1
+    return planned
+
+
+@kernel
+def committed_rows(planned: Int64, wanted: Int64) -> Int64:
+    """Rows of committed tokens: (row, order, item, place) as in `ops.gpu.state_rows`, int64 [any, 4].
+
+    `planned` as from `plan_items`. `wanted` [any, 4]: an item; how many of its rows at most; place of the first, places
+    from one to the next. Of each the rows of its tokens and then of the nodes that it may accept. Nothing is checked.
+    """
+    count = 0
+    for each in range(len(wanted)):
+        count += min(planned[wanted[each, 0], 3], wanted[each, 1])
+    rows = np.empty((count, 4), np.int64)
     row = 0
-    for span in range(len(spans)):
-        start, root, tokens, order = spans[span, 0], spans[span, 1], spans[span, 2], spans[span, 4]
-        for number in range(min(spans[span, 3], spans[span, 5])):
+    for each in range(len(wanted)):
+        item = wanted[each, 0]
+        start, root, tokens = planned[item, 0], planned[item, 1], planned[item, 2]
+        for number in range(min(planned[item, 3], wanted[each, 1])):
             is_token = number < tokens
             rows[row, 0] = start + number if number < tokens - 1 else root
             rows[row, 1] = -1 if is_token else number - tokens
-            rows[row, 2] = 0 if is_token else order
-            rows[row, 3] = spans[span, 6] + number * spans[span, 7]
+            rows[row, 2] = 0 if is_token else planned[item, 4]
+            rows[row, 3] = wanted[each, 2] + number * wanted[each, 3]
             row += 1
+    return rows
 
 
 @kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -115,21 +116,26 @@ class HiddenStateSender:
         """The tables of rows on the device: of each copy, then of what is packed."""
         tables = [copy.rows for copy in plan.copies]
         if plan.packed is not None:
-            width = len(self._boundaries) * self._hidden
-            places = np.arange(len(plan.packed), dtype=np.int64) * width
-            tables.append(np.column_stack([plan.packed, places]))
+            tables.append(plan.packed)
         if not tables:
             return []
-        ends = np.cumsum([len(table) for table in tables]).tolist()
-        if ends[-1] > self._most:
-            raise ValueError(f"states of {ends[-1]} rows are to be copied, at most {self._most} can be")
-        if len(buffer.state_rows) < ends[-1]:
+        count = sum(map(len, tables))
+        if count > self._most:
+            raise ValueError(f"states of {count} rows are to be copied, at most {self._most} can be")
+        if len(buffer.state_rows) < count:
             buffer.reserve_state_rows(self._most, ENTRY)
         if buffer.states_event is not None:
             buffer.states_event.synchronize()  # comes after the copy of the table that was there
-        np.concatenate(tables, out=buffer.state_rows.numpy()[: ends[-1]])
-        self._rows[: ends[-1]].copy_(buffer.state_rows[: ends[-1]], non_blocking=True)
-        return [self._rows[end - len(table) : end] for table, end in zip(tables, ends, strict=True)]
+        rows, ends = buffer.state_rows.numpy(), [0]
+        for table in tables:
+            start, end = ends[-1], ends[-1] + len(table)
+            ends.append(end)
+            rows[start:end, : table.shape[1]] = table
+        if plan.packed is not None:  # whose places are one behind the other
+            size = len(plan.packed) * len(self._boundaries) * self._hidden
+            rows[ends[-2] : count, -1] = np.arange(0, size, len(self._boundaries) * self._hidden)
+        self._rows[:count].copy_(buffer.state_rows[:count], non_blocking=True)
+        return [self._rows[start:end] for start, end in pairwise(ends)]
 
     def _columns_of(self, boundaries: tuple[int, ...]) -> torch.Tensor:
         if boundaries not in self._columns:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 import numpy as np
 import torch
@@ -20,10 +21,17 @@ from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.models.gpu.draft.round.hidden_state_rows import HiddenStateInputs
 from slipstream_kernels.models.gpu.draft.round.limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.round.memory_plan import plan_draft_memory, rotary_positions, scratch_slots
+from slipstream_kernels.models.gpu.draft.round.plan_rows import MAX_DEPTH, ROWS, Int32
 from slipstream_kernels.models.gpu.draft.round.round_attention import TextAttention, TreeAttention
 from slipstream_kernels.models.gpu.draft.round.round_buckets import RoundBucket, RoundBuckets
 from slipstream_kernels.models.gpu.draft.round.round_buffers import RoundBuffers
-from slipstream_kernels.models.gpu.draft.round.round_plan import RoundArrays, RoundItem, RoundLayout
+from slipstream_kernels.models.gpu.draft.round.round_plan import (
+    Int64,
+    RoundArrays,
+    RoundItem,
+    RoundLayout,
+    item_table,
+)
 from slipstream_kernels.models.gpu.draft.round.target_pass import TargetPass
 from slipstream_kernels.models.gpu.forward.gpu_forward import KVStore
 from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
@@ -33,6 +41,9 @@ from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH, FrontierRows
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.ops.rotary import Llama3Scaling, rotary_table
 from slipstream_kernels.token_tree import TokenTree
+
+NOTHING_ASKED: Final[Int64] = np.empty((0, 2), np.int64)
+"""Of rounds whose text is known."""
 
 
 class DraftRound:
@@ -114,8 +125,8 @@ class DraftRound:
         features: bfloat16 [rows, shape.features], on any device, end to end the rows of all items; none where the draft
         reads none. Waits until they are read.
         """
-        rows = sum(len(item.token_ids) for item in items)
-        self._launch(self._buckets.find(0, rows, 0, filtered=False), items, features)
+        table, tokens = item_table(items)
+        self._launch(self._buckets.find(0, len(tokens), 0, filtered=False), table, tokens, features)
         self._wait()
 
     def draft(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor], *, filtered: bool) -> list[TokenTree]:
@@ -128,7 +139,8 @@ class DraftRound:
         features: as in `compute_text`. filtered: some line samples with top_k, top_p or min_p. The rows' keys and
         values are in their pages once the trees are there. Whatever is queued next waits for them.
         """
-        self._launch(self._find(items, filtered=filtered), items, features)
+        table, tokens = item_table(items)
+        self._launch(self._find(table, filtered=filtered), table, tokens, features)
         self._latest = DraftHandle(self._result_words[: len(items)], self._done)
         return self._latest
 
@@ -151,12 +163,13 @@ class DraftRound:
         free again after the ticket's `states_read`. The trees stay on the device until the next such round. Tokens must
         be some that the draft embeds. Raises ValueError with nothing queued.
         """
-        followed = TargetPass(asked, results, source)
-        followed.check(items, self.forward.shape.features, self._device)
-        bucket = self._find(items, filtered=filtered)
+        table, tokens = item_table(items)
+        followed = TargetPass(np.array(asked, np.int64).reshape(-1, 2), results, source)
+        followed.check(table, self.forward.shape.features, self._device)
+        bucket = self._find(table, filtered=filtered)
         self.finish()
         with self._on_stream():
-            self._send(bucket, items, asked)
+            self._send(bucket, table, tokens, followed.asked)
             if self._stream is not None and ready is not None:
                 self._stream.wait_event(ready)
             self._settle(bucket, followed)
@@ -175,12 +188,11 @@ class DraftRound:
         if latest is not None:
             latest.trees()
 
-    def _find(self, items: Sequence[RoundItem], *, filtered: bool) -> RoundBucket:
-        rows = sum(len(item.token_ids) for item in items)
-        levels = max(item.max_depth for item in items)
-        return self._buckets.find(len(items), rows, levels, filtered=filtered)
+    def _find(self, table: Int32, *, filtered: bool) -> RoundBucket:
+        rows, levels = int(table[:, ROWS].sum()), int(table[:, MAX_DEPTH].max())
+        return self._buckets.find(len(table), rows, levels, filtered=filtered)
 
-    def _launch(self, bucket: RoundBucket, items: Sequence[RoundItem], features: Sequence[torch.Tensor]) -> None:
+    def _launch(self, bucket: RoundBucket, table: Int32, tokens: Int32, features: Sequence[torch.Tensor]) -> None:
         """Queue a round or a pass over text, and the copy of its trees, if any."""
         self.finish()
         if self._stream is not None and any(part.is_cuda for part in features):
@@ -188,7 +200,7 @@ class DraftRound:
         with self._on_stream():
             if features:
                 self._features.load(features)
-            self._send(bucket, items)
+            self._send(bucket, table, tokens)
             self._replay(bucket)
 
     def _replay(self, bucket: RoundBucket, *, handed: bool = False) -> None:
@@ -206,11 +218,14 @@ class DraftRound:
         if self._done is not None:
             self._done.synchronize()
 
-    def _send(self, bucket: RoundBucket, items: Sequence[RoundItem], asked: Sequence[tuple[int, int]] = ()) -> None:
-        """Queue the copy of a plan, and of the changes of the tables noted since the last one."""
+    def _send(self, bucket: RoundBucket, table: Int32, tokens: Int32, asked: Int64 = NOTHING_ASKED) -> None:
+        """Queue the copy of a plan, and of the changes of the tables noted since the last one.
+
+        `table` and `tokens` are those of `item_table`, `asked` those of `pack_follows`.
+        """
         layout, host, _ = self._laid_out(bucket)
-        layout.pack(items, self._pages, self._host_words)
-        layout.pack_follows(items, asked, host.follows)
+        layout.pack(table, tokens, self._pages, self._host_words)
+        layout.pack_follows(table, asked, host.follows)
         changes = self._tables.take_changes(len(host.updates))
         host.updates[: len(changes)] = changes
         host.updates[len(changes) :] = -1
@@ -220,7 +235,7 @@ class DraftRound:
         """Put a plan of nothing but padding on the device; the one before it has been read."""
         if self._stream is not None:
             self._stream.synchronize()
-        self._send(bucket, [])
+        self._send(bucket, *item_table([]))
 
     def _settle(self, bucket: RoundBucket, followed: TargetPass) -> None:
         """Queue what a round that follows a pass has in front of it."""
@@ -231,7 +246,7 @@ class DraftRound:
     def _compile_settling(self, buckets: Sequence[RoundBucket]) -> None:
         """Settle padding once for each shape: a kernel that is not compiled would hold up the first such round."""
         results = torch.zeros(1, RESULT_WIDTH, dtype=torch.int32, device=self._device)
-        followed = TargetPass([], results, torch.zeros(1, dtype=torch.bfloat16, device=self._device))
+        followed = TargetPass(NOTHING_ASKED, results, torch.zeros(1, dtype=torch.bfloat16, device=self._device))
         for bucket in buckets:
             if bucket.levels:
                 self._prepare(bucket)

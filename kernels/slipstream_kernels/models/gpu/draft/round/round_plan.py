@@ -20,6 +20,7 @@ from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.truncate_to_accepted import FOLLOW
 
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 A = TypeVar("A")
 
 _ALIGNMENT = 16
@@ -42,6 +43,16 @@ class RoundItem(NamedTuple):
     token_ids: Sequence[int]
     max_nodes: int = 0
     max_depth: int = 0
+
+
+def item_table(items: Sequence[RoundItem]) -> tuple[Int32, Int32]:
+    """The items as int32 [items, 6], columns as in `plan_rows`, and the token ids of all their rows."""
+    flat: list[int] = []
+    ids: list[int] = []
+    for line, cached, position, token_ids, max_nodes, max_depth in items:
+        flat += (line, cached, position, len(token_ids), max_nodes, max_depth)
+        ids += token_ids
+    return np.array(flat, np.int32).reshape(-1, 6), np.array(ids, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +124,11 @@ class RoundLayout:
             }
         )
 
-    def pack(self, items: Sequence[RoundItem], page_table: Int32, words: Int32) -> None:
-        """Fill all arrays, which lie in `words`, but `updates` and `follows`. page_table: int32 [lines, pages]."""
-        flat: list[int] = []
-        ids: list[int] = []
-        for line, cached, position, token_ids, max_nodes, max_depth in items:
-            flat += (line, cached, position, len(token_ids), max_nodes, max_depth)
-            ids += token_ids
-        table = np.fromiter(flat, np.int32, len(flat)).reshape(-1, 6)
-        tokens = np.fromiter(ids, np.int32, len(ids))
+    def pack(self, table: Int32, tokens: Int32, page_table: Int32, words: Int32) -> None:
+        """Fill all arrays, which lie in `words`, but `updates` and `follows`.
+
+        table, tokens: as of `item_table`. page_table: int32 [lines, pages].
+        """
         if not self._bucket.levels:
             host = self.views(words)
             host.token_ids[: len(tokens)] = tokens
@@ -143,21 +150,20 @@ class RoundLayout:
             words,
         )
 
-    def pack_follows(self, items: Sequence[RoundItem], asked: Sequence[tuple[int, int]], target: Int32) -> None:
+    def pack_follows(self, table: Int32, asked: Int64, target: Int32) -> None:
         """Fill `follows` of items that follow a pass: the row of its results and the first state's place for each.
 
-        Nothing is asked of it where the items' text is known.
+        asked: int64 [items, 2]. Nothing is asked of it, [0, 2], where the items' text is known.
         """
         target[:] = 0
-        table: list[int] = []
-        first = segment = 0
-        for (row, place), item in zip(asked, items, strict=False):
-            rows = len(item.token_ids)
-            table += (row, first, rows, place, segment)
-            first += rows
-            segment += -(-rows // self.segment_rows)
-        if table:
-            target[: len(asked), :5] = np.fromiter(table, np.int32, len(table)).reshape(-1, 5)
+        if not len(asked):
+            return
+        rows = table[:, plan_rows.ROWS]
+        segments = -(-rows // self.segment_rows)
+        follows = target[: len(asked)]
+        follows[:, 0], follows[:, 1] = asked[:, 0], np.cumsum(rows) - rows
+        follows[:, 2], follows[:, 3] = rows, asked[:, 1]
+        follows[:, 4] = np.cumsum(segments) - segments
 
     def _lay_tiles(self, table: Int32, target: Int32) -> None:
         tiles: list[tuple[int, int, int, int]] = []

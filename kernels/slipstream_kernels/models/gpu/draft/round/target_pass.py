@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from slipstream_kernels.models.gpu.draft.networks.draft_ops import DraftOps
-from slipstream_kernels.models.gpu.draft.round.round_plan import RoundArrays, RoundItem
+from slipstream_kernels.models.gpu.draft.round.plan_rows import ROWS, Int32
+from slipstream_kernels.models.gpu.draft.round.round_plan import Int64, RoundArrays
 from slipstream_kernels.token_tree import MAX_ROWS
 
 _MOST_PLACE = 2**31 - 1
@@ -16,29 +17,35 @@ _MOST_PLACE = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class TargetPass:
-    """`asked`: for each item, its row of `results` and its first state's place in `source`; see `settle_text`."""
+    """`asked`, int64 [items, 2]: each item's row of `results`, its first state's place in `source`.
 
-    asked: Sequence[tuple[int, int]]
+    See `settle_text`.
+    """
+
+    asked: Int64
     results: torch.Tensor
     source: torch.Tensor
 
-    def check(self, items: Sequence[RoundItem], features: int, device: torch.device) -> None:
-        """Raises ValueError where items cannot follow. features: numbers of a state. device: the round's."""
+    def check(self, table: Int32, features: int, device: torch.device) -> None:
+        """Raises ValueError where items cannot follow. features: numbers of a state. device: the round's.
+
+        table: as of `item_table`.
+        """
         for tensor in (self.results, self.source):
             if tensor.device != device:
                 raise ValueError(f"a round on {device} follows a pass on {tensor.device}")
-        if len(self.asked) != len(items):
-            raise ValueError(f"{len(items)} items follow a pass in {len(self.asked)} places")
+        if len(self.asked) != len(table):
+            raise ValueError(f"{len(table)} items follow a pass in {len(self.asked)} places")
         results = len(self.results)
         end = min(len(self.source) if features else _MOST_PLACE, _MOST_PLACE)
-        for item, (row, place) in zip(items, self.asked, strict=True):
-            rows = len(item.token_ids)
-            if not 1 <= rows <= MAX_ROWS:
-                raise ValueError(f"{rows} rows of text follow a pass, must be from 1 to {MAX_ROWS}")
-            if not 0 <= row < results:
-                raise ValueError(f"row {row} of the results of a pass, which has {results}")
-            if not 0 <= place <= end - rows * features:
-                raise ValueError(f"{rows} states of {features} numbers do not lie from {place} on, below {end}")
+        lengths, rows, places = table[:, ROWS], self.asked[:, 0], self.asked[:, 1]
+        if (wrong := (lengths < 1) | (lengths > MAX_ROWS)).any():
+            raise ValueError(f"{lengths[wrong][0]} rows of text follow a pass, must be from 1 to {MAX_ROWS}")
+        if (wrong := (rows < 0) | (rows >= results)).any():
+            raise ValueError(f"row {rows[wrong][0]} of the results of a pass, which has {results}")
+        if (wrong := (places < 0) | (places > end - lengths.astype(np.int64) * features)).any():
+            count, place = lengths[wrong][0], places[wrong][0]
+            raise ValueError(f"{count} states of {features} numbers do not lie from {place} on, below {end}")
 
     def settle(
         self,

@@ -5,7 +5,7 @@ import numpy as np
 from slipstream_kernels.models.gpu.draft.networks.draft_forward import DraftShape
 from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_buckets import RoundBucket
-from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem, RoundLayout
+from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem, RoundLayout, item_table
 
 HEAD = DraftShape(layers=1, heads=8, kv_heads=1, head_dim=64, hidden=64, entries=50, features=192, shift=2)
 LIMITS = DraftLimits(max_depth=3, width=10, max_context=1024, max_sessions=4)
@@ -15,7 +15,7 @@ PAGES = np.array([[7, 8, 9, 0, 0], [3, 2, 1, 5, 4], [20, 21, 22, 0, 0], [30, 31,
 def packed(bucket, items):
     layout = RoundLayout(bucket, HEAD, LIMITS)
     words = np.full(layout.words, 99, np.int32)
-    layout.pack(items, PAGES, words)
+    layout.pack(*item_table(items), PAGES, words)
     return layout.views(words)
 
 

@@ -13,7 +13,7 @@ from slipstream_kernels.models.gpu.draft.networks.eagle_weights import random_ea
 from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_buckets import RoundBucket
-from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem, RoundLayout
+from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem, RoundLayout, item_table
 from slipstream_kernels.models.gpu.draft.round.target_pass import TargetPass
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
@@ -89,14 +89,14 @@ def test_arrays_are_those_of_the_text_that_was_decided():
     laid = [item._replace(token_ids=[0] * rows) for item, rows in zip(known, (12, 15, 9), strict=True)]
     results = torch.stack([outcome(item.token_ids, len(item.token_ids) - 1) for item in known])
     ours, theirs = (np.full(layout.words, 99, np.int32) for _ in range(2))
-    layout.pack(laid, pages, ours)
-    asked = [(row, 100 * row) for row in range(3)]
-    layout.pack_follows(laid, asked, layout.views(ours).follows)
+    layout.pack(*item_table(laid), pages, ours)
+    asked = np.array([(row, 100 * row) for row in range(3)], np.int64)
+    layout.pack_follows(item_table(laid)[0], asked, layout.views(ours).follows)
     followed = TargetPass(asked, results, torch.zeros(900, dtype=torch.bfloat16))
     settled = layout.views(torch.from_numpy(ours))
     followed.settle(draft_ops.twins(), settled, layout.segment_rows, 10, torch.zeros(64, 24).bfloat16(), None)
-    layout.pack(known, pages, theirs)
-    layout.pack_follows(known, (), layout.views(theirs).follows)
+    layout.pack(*item_table(known), pages, theirs)
+    layout.pack_follows(item_table(known)[0], asked[:0], layout.views(theirs).follows)
     expected = layout.views(theirs)
     assert not expected.follows.any()
     for name in ("roots", "root_lines", "root_positions", "limits"):
