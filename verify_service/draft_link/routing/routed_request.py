@@ -48,6 +48,15 @@ class RoutedRequest:
             return () if self.current_slot is None else (self.current_slot,)
         return (self.next_slot,) if self.current_slot is None else (self.current_slot, self.next_slot)
 
+    def may_reopen(self, ref: SlotRef) -> bool:
+        """Return whether a drafter may be sent all tokens again now; count it as sent."""
+        return ref.attachment.rate_limiter.try_reopen(len(self.tokens))
+
+    def advance(self, ref: SlotRef) -> None:
+        """Move a slot to the request's present state."""
+        tokens = self.tokens
+        ref.slot.advance_to(len(tokens), tokens[-1], self.max_nodes, self.max_depth, ref.offer)
+
 
 def drafted_for(refs: Sequence[SlotRef], now: float) -> list[SlotRef]:
     """Those of these slots whose drafter is asked for their trees now."""

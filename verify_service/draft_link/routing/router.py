@@ -288,22 +288,18 @@ class DraftRouter:
             waits=offer.lockstep or ref.attachment.slots.waits,
             needs_states=offer.needs_states,
         )
-        self._stand(running, ref)
-        if caught_up or (not offer.feature_boundaries and self._opens(running, ref)):
+        running.advance(ref)
+        if caught_up or (not offer.feature_boundaries and running.may_reopen(ref)):
             self._announce(running, ref, running.opening.cached_length)
         else:
             ref.slot.session.open_deferred = True
-
-    @staticmethod
-    def _opens(running: RoutedRequest, ref: SlotRef) -> bool:
-        return ref.attachment.rate_limiter.try_reopen(len(running.tokens))
 
     def _announce(self, running: RoutedRequest, ref: SlotRef, computed: int) -> None:
         """Send a slot's Open; the states before position `computed` come from what is kept of them, if at all."""
         opening, attachment, slot = running.opening, ref.attachment, ref.slot
         slot.session.open_deferred = False
         slot.feed.sent_until = reachable(opening.history, computed) if slot.feed.boundaries else opening.cached_length
-        self._stand(running, ref)
+        running.advance(ref)
         record = Open(
             stamp=slot.stamp,
             proposer=ref.index,
@@ -338,7 +334,7 @@ class DraftRouter:
         slot.session.ever_requested |= committed.catch_up
         begun, promised = slot.cache.taken, slot.promised
         slot.promised = None
-        self._stand(running, ref)
+        running.advance(ref)
         if begun:
             slot.begin_step(committed.tree)
         elif promised is not None and committed.handed:
@@ -352,7 +348,7 @@ class DraftRouter:
             batch.add(slot, committed)
             slot.ask(now)
         elif slot.session.open_deferred:
-            if not slot.feed.boundaries and self._opens(running, ref):
+            if not slot.feed.boundaries and running.may_reopen(ref):
                 self._announce(running, ref, running.opening.cached_length)
         elif attachment.outbox.has_gap(slot.index):
             self._gap(attachment, slot)
@@ -377,16 +373,11 @@ class DraftRouter:
         has_all = slot.feed.sent_until >= features.end and not slot.session.open_deferred
         if has_all or not slot.feed.boundaries or not features.has(slot.feed.boundaries):
             return
-        if slot.session.open_deferred and self._opens(running, ref):
+        if slot.session.open_deferred and running.may_reopen(ref):
             self._announce(running, ref, features.first)
         if slot.session.in_sync and not send_states(attachment, slot, history, features, catch_up=catch_up):
             self._gap(attachment, slot)
             attachment.send(1)
-
-    @staticmethod
-    def _stand(running: RoutedRequest, ref: SlotRef) -> None:
-        tokens = running.tokens
-        ref.slot.advance_to(len(tokens), tokens[-1], running.max_nodes, running.max_depth, ref.offer)
 
     def _release(self, ref: SlotRef, reason: FinishReason | None) -> None:
         attachment, slot = ref.attachment, ref.slot
