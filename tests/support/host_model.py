@@ -51,6 +51,7 @@ class HostTicket:
         self.logits: NDArray[np.float32] | None = None
         self.rows: IntArray | None = None
         self.scores: tuple[Any, Any, Any, Any] | None = None
+        self.times = None  # a host has no clock of its own
         self.error: Exception | None = None
 
     def done(self) -> bool:

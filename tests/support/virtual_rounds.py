@@ -246,7 +246,7 @@ class Rounds:
         if any(state.draft.awaiting_tree for state in self._states):
             self.drafting.attach_trees(items)
             self._clock.now += self._machine.host_seconds(len(items)) / 2
-            self.drafting.observe_idle(self._clock.now - self._decided_at)
+        idle = self._clock.now - self._decided_at
         nodes = sum(item.num_rows - 1 for item in items)
         expected = sum(1 + self._on_average(item) for item in items)
         seconds = self.plain_seconds(len(items), nodes) * self._random.uniform(0.97, 1.03)
@@ -254,6 +254,7 @@ class Rounds:
         seconds = max(seconds, 2e-10 * self.head.sent) + 3e-11 * self.head.sent
         self._clock.now = self._decided_at = self._clock.now + seconds
         decisions = [VerifyResult(item, self._walk(item), 0) for item in items]
+        self.drafting.settle_wait(idle)
         self.drafting.observe_step(decisions, len(items), nodes, seconds)
         going_on, output = [], 0
         for item, walk, *_ in decisions:

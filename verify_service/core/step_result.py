@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     import torch
 
 
+class StepTimes(NamedTuple):
+    """Seconds by an engine's clock: that it idled for before a step, since the one before; that the step took it."""
+
+    idle: float
+    busy: float
+
+
 class VerifyResult(NamedTuple):
     """Tokens that a step decided for a request, not yet cut to its limits.
 

@@ -102,12 +102,8 @@ class StepQueue:
 
     def read_trees(self) -> None:
         """Have the host know the newest step's trees that only the device knew; the step counts as begun from then."""
-        late = self._speculation.read(self._steps[-1].items)
-        known = time.perf_counter()
-        if late:
-            self._steps[-1] = replace(self._steps[-1], launched_at=known)
-        if self._engine.lookahead and len(self._steps) == 1:
-            self._speculation.observe_idle(known - self._decided_at)
+        if self._speculation.read(self._steps[-1].items):
+            self._steps[-1] = replace(self._steps[-1], launched_at=time.perf_counter())
 
     def enqueue_drafts(self) -> None:
         """Have drafters on the device draft behind the newest step."""
@@ -133,12 +129,17 @@ class StepQueue:
     def decide(self, step: Step) -> tuple[list[VerifyResult], float]:
         """Wait for a step's tokens; also the seconds it took the engine, less those it spent on the step before.
 
-        What the step behind it has chosen is settled with that.
+        By the engine's clock where it has one. What the step behind it has chosen is settled with that, and what it has
+        waited for trees.
         """
         decisions = self._engine.decide(step.launched)
         begun = max(step.launched_at, self._decided_at)
         self._decided_at = time.perf_counter()
         seconds = self._decided_at - begun
+        times = self._engine.times(step.launched)
+        if times is not None:
+            seconds = times.busy
+        self._speculation.settle_wait(None if times is None else times.idle)
         if all(item.count == 1 for item in step.items):
             self._times.observe_step(seconds)
         self._resolve(decisions)

@@ -10,7 +10,7 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
-from verify_service.core.step_result import DeviceStepResult, StepHandle, VerifyResult
+from verify_service.core.step_result import DeviceStepResult, StepHandle, StepTimes, VerifyResult
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.model_runner.captured_states import CapturedStates
 
@@ -101,6 +101,10 @@ class ModelRunner(Protocol[L]):
 
         Then the KV of the step's tokens and of all accepted nodes is in page slots.
         """
+        ...
+
+    def times(self, launched: L) -> StepTimes | None:
+        """What a decided step took the engine, by the engine's own clock; None where it has none."""
         ...
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:

@@ -132,6 +132,9 @@ class CpuModelRunner:
         self._compact(decisions, rows.node_slots)
         return CpuStepHandle(rows.deciding, decisions, logits, self._states(capture, items, decisions), scores)
 
+    def times(self, launched: CpuStepHandle) -> None:
+        return None
+
     def decide(self, launched: CpuStepHandle) -> list[VerifyResult]:
         return launched.decisions
 

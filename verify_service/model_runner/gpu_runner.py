@@ -23,7 +23,7 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
-from verify_service.core.step_result import DeviceStepResult, StepHandle, VerifyResult
+from verify_service.core.step_result import DeviceStepResult, StepHandle, StepTimes, VerifyResult
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates
@@ -187,6 +187,10 @@ class GpuModelRunner:
         if any(item.state.grammar is not None for item in launched.deciding):
             self._constrain(launched, decisions)
         return decisions
+
+    def times(self, launched: GpuStepHandle) -> StepTimes | None:
+        times = launched.ticket.times
+        return None if times is None else StepTimes(*times.seconds())
 
     def commit(self, state: RequestState, tokens: Sequence[int]) -> None:
         """The device has counted them already, but for what a grammar has the last word on."""

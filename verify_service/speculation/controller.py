@@ -218,9 +218,9 @@ class SpeculationController:
         """Have the host know those trees of a step, just launched, that only a device knew; return if there are any."""
         return self._on_device.read(items)
 
-    def observe_idle(self, seconds: float) -> None:
-        """Take in the seconds that the engine idled before the step just launched."""
-        self._draft_latency.observe_idle(seconds)
+    def settle_wait(self, idle: float | None) -> None:
+        """Settle what the step just decided waited for trees: `idle` seconds of the engine before it, if known."""
+        self._draft_latency.settle(idle)
 
     def _choose(
         self, arrived: Sequence[tuple[ScheduledRequest, TokenTree]], items: Sequence[ScheduledRequest], waited: float

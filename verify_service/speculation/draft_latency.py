@@ -26,59 +26,75 @@ class _Wait(NamedTuple):
 
 
 class DraftLatency:
-    """Measures the wait of each step for its trees; `flush` hands finished waits to the optimizer."""
+    """Measures the wait of each step for its trees; `flush` hands finished waits to the optimizer.
+
+    A wait is what the engine idled between two steps where it tells that (`settle`), else what the host waited. Trees
+    that a device drafts come while the host does other work: how late it reads them is not their price.
+    """
 
     def __init__(self, budget: GoodputOptimizer) -> None:
         self._optimizer = budget
         self._begun = 0.0
         """Start of the newest wait, time.perf_counter()."""
         self._beside = 0.0
-        """Mean seconds that an engine idles for trees beyond the wait for them."""
+        """Mean seconds that an engine idles for trees beyond the host's wait for them."""
+        self._on_device: float | None = None
+        """Mean seconds that an engine idles before steps with trees of a device; None before any."""
         self._newest: _Wait | None = None
+        """Of a step that is not decided yet."""
+        self._device_trees = False
+        """Whether the newest wait is for trees that only a device knew at the launch."""
         self._over: list[_Wait] = []
         """Finished waits that the optimizer has not observed."""
-        self._goes_on = False
-        """Whether the newest wait goes on: the device has trees that the host has not read."""
 
     def begin(self) -> None:
-        """Begin the wait of the step about to be launched. A wait still going on was of no step."""
-        if self._newest is not None and not self._goes_on:
+        """Begin the wait of the step about to be launched. A wait for trees of a device that goes on was of no step."""
+        if self._newest is not None and not self._device_trees:
             self._over.append(self._newest)
-        self._newest, self._goes_on = None, False
+        self._newest, self._device_trees = None, False
         self._begun = time.perf_counter()
 
     def end(self, *, asked: int, arrived: int, levels: int, running: int, device_trees: bool) -> float:
-        """End the newest wait, unless the host waits for `device_trees` later. Return its seconds so far."""
+        """End the host's part of the newest wait; with `device_trees` it ends as they are read. Return its seconds."""
         seconds = time.perf_counter() - self._begun
-        self._newest, self._goes_on = _Wait(seconds, asked, arrived, levels, running), device_trees
+        self._newest, self._device_trees = _Wait(seconds, asked, arrived, levels, running), device_trees
         return seconds
 
     def read(self) -> None:
-        """End a wait for device trees: the host has read them."""
-        if self._goes_on and self._newest is not None:
+        """End the host's part of a wait for trees of a device: the host has read them."""
+        if self._device_trees and self._newest is not None:
             self._newest = self._newest._replace(seconds=time.perf_counter() - self._begun)
-        self._goes_on = False
 
-    def observe_idle(self, seconds: float) -> None:
-        """Take in the seconds that the engine idled before the step just launched.
+    def settle(self, idle: float | None) -> None:
+        """End the newest wait, as its step is decided. `idle`: seconds that the engine idled before the step, if known.
 
-        All of them count as draft latency where the step waited for trees: without trees it had been launched earlier.
+        All of them count where the step waited for trees: without trees it had been launched earlier.
         """
-        seconds = min(seconds, _MOST_IDLE * self._optimizer.step_time.seconds(1))
-        if self._newest is not None and seconds > self._newest.seconds:
-            self._beside += _FAST * (seconds - self._newest.seconds - self._beside)
-            self._newest = self._newest._replace(seconds=seconds)
+        if (wait := self._newest) is None:
+            return
+        if idle is not None:
+            idle = min(idle, _MOST_IDLE * self._optimizer.step_time.seconds(1))
+            if self._device_trees:
+                known = idle if self._on_device is None else self._on_device
+                self._on_device = known + _FAST * (idle - known)
+                wait = wait._replace(seconds=idle)
+            elif idle > wait.seconds:
+                self._beside += _FAST * (idle - wait.seconds - self._beside)
+                wait = wait._replace(seconds=idle)
+        self._over.append(wait)
+        self._newest = None
 
     @property
     def seconds(self) -> float:
-        """Draft latency of the newest step before its pass, the engine's idle time for it included."""
-        return self._beside + (0.0 if self._newest is None else self._newest.seconds)
+        """Draft latency that the newest step, not decided yet, is expected to have had before its pass."""
+        if self._newest is None:
+            return self._beside
+        if self._device_trees and self._on_device is not None:
+            return self._on_device
+        return self._beside + self._newest.seconds
 
     def flush(self) -> None:
         """Have the optimizer observe the finished waits."""
-        if self._newest is not None and not self._goes_on:
-            self._over.append(self._newest)
-            self._newest = None
         over, self._over = self._over, []
         for wait in over:
             self._optimizer.observe_wait(

@@ -17,7 +17,7 @@ from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import SamplingParams
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import OutcomeCandidate, ScheduledRequest
-from verify_service.core.step_result import StepHandle, VerifyResult
+from verify_service.core.step_result import StepHandle, StepTimes, VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.engine.step_queue import StepQueue
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
@@ -34,6 +34,7 @@ class Scripted:
         self.lookahead = lookahead
         self.journal: list[str] = []
         self.failing = False
+        self.measured: StepTimes | None = None
         self.chooses = True
 
     def launch(self, items: Sequence[ScheduledRequest]) -> StepHandle:
@@ -41,6 +42,9 @@ class Scripted:
             raise RuntimeError("no")
         self.journal.append("launch")
         return StepHandle([item for item in items if item.decides])
+
+    def times(self, launched: StepHandle) -> StepTimes | None:
+        return self.measured
 
     def decide(self, launched: StepHandle) -> list[VerifyResult]:
         self.journal.append("decide")
@@ -276,3 +280,17 @@ def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> 
     pipeline.decide(pipeline.next())
     assert (state.num_output_placeholders, state.max_inflight_drafts, pipeline.under_way) == (0, 0, {})
     assert pipeline.can_launch
+
+
+def test_a_step_took_what_the_engine_says_and_its_trees_cost_what_the_engine_idled_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settled: list[float | None] = []
+    monkeypatch.setattr(SpeculationController, "settle_wait", lambda _, idle: settled.append(idle))
+    pipeline, engine = bench(1)
+    state = decoding()
+    for engine.measured in (StepTimes(idle=0.25, busy=0.5), None):
+        pipeline.launch(row(state))
+        _, seconds = pipeline.decide(pipeline.next())
+        assert (seconds == 0.5) == (engine.measured is not None)
+    assert settled == [0.25, None]

@@ -47,39 +47,58 @@ def test_a_wait_is_told_of_once(clock: Clock) -> None:
     assert wait(waits, clock, 0.25) == 0.25
     assert waits.seconds == 0.25
     waits.flush()
+    assert budget.heard == []
+    waits.settle(None)
+    waits.settle(None)
+    waits.flush()
     waits.flush()
     assert budget.heard == [0.25]
 
 
-def test_trees_that_the_host_reads_late_are_waited_for_until_then(clock: Clock) -> None:
+def test_trees_that_the_host_reads_late_are_waited_for_until_then_where_no_engine_tells_the_time(clock: Clock) -> None:
     budget = Budget()
     waits = DraftLatency(budget)
     wait(waits, clock, 0.0, device_trees=True)
-    waits.flush()
-    assert budget.heard == []
     clock.now += 0.5
     waits.read()
     assert waits.seconds == 0.5
     clock.now += 1.0
-    waits.read()
-    assert waits.seconds == 0.5
+    waits.settle(None)
     wait(waits, clock, 0.125)  # before anybody was told
+    waits.settle(None)
     waits.flush()
     assert budget.heard == [0.5, 0.125]
+
+
+def test_trees_of_a_device_cost_what_the_engine_idles_however_late_the_host_reads_them(clock: Clock) -> None:
+    budget = Budget()
+    waits = DraftLatency(budget)
+    for idle in (0.25, 0.75):
+        wait(waits, clock, 0.0, device_trees=True)
+        clock.now += 2.0
+        waits.read()
+        waits.settle(idle)
+    waits.flush()
+    assert budget.heard == [0.25, 0.75]
+    wait(waits, clock, 0.0, device_trees=True)
+    assert waits.seconds == pytest.approx(0.25 + 0.1 * 0.5)
+    waits.settle(0.0)
+    wait(waits, clock, 0.125)
+    assert waits.seconds == 0.125
 
 
 def test_what_the_engine_idles_beyond_a_wait_is_its_price_too_but_no_more_than_some_passes(clock: Clock) -> None:
     budget = Budget()
     waits = DraftLatency(budget)
-    waits.observe_idle(3.0)
+    waits.settle(3.0)
     assert waits.seconds == 0.0
     wait(waits, clock, 1.0)
-    waits.observe_idle(0.5)
+    waits.settle(0.5)
+    wait(waits, clock, 1.0)
     assert waits.seconds == 1.0
-    waits.observe_idle(100.0)
-    assert waits.seconds == pytest.approx(4.0 + 0.1 * 3.0)
+    waits.settle(100.0)
     waits.flush()
-    assert budget.heard == [4.0]
+    assert budget.heard == [1.0, 4.0]
     wait(waits, clock, 1.0)
     assert waits.seconds == pytest.approx(1.3)
 
@@ -105,6 +124,7 @@ def test_a_wait_that_a_budget_refuses_is_told_of_once(clock: Clock, monkeypatch:
 
     monkeypatch.setattr(Budget, "observe_wait", lambda self, *args, **kwargs: refuse(*args, **kwargs))
     wait(waits, clock, 0.25)
+    waits.settle(None)
     with pytest.raises(ZeroDivisionError):
         waits.flush()
     waits.flush()

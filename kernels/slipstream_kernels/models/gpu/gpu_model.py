@@ -106,7 +106,7 @@ class GpuModel:
             self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
             self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)
         self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device)
-        self._graphs = GraphRunner[Bucket](self._run, lambda bucket: self._run(bucket, layers=2))
+        self._graphs = GraphRunner[Bucket](self._run, lambda bucket: self._run(bucket, layers=2), timed=device)
         self._outcome_selector = OutcomeSelector(self._forward, self._layout, self._plan)
         self._recent: deque[PassHandle] = deque(maxlen=2)
         self._readers: list[torch.cuda.Event] = []
@@ -386,10 +386,10 @@ class GpuModel:
 
     def _receive(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, copies: CopyPlan) -> PassHandle:
         """Queue the copy of a pass's results to the host."""
-        items = len(plan.deciding)
         source = self._pool.of(bucket)
-        if items:
-            buffer.result[:items].copy_(source.result[:items], non_blocking=True)
+        decided = source.result[: len(plan.deciding)]
+        if len(decided):
+            buffer.result[: len(decided)].copy_(decided, non_blocking=True)
         if buffer.event is not None:
             buffer.event.record()
         logits = source.logits[: len(plan.logit_rows)]
@@ -397,4 +397,4 @@ class GpuModel:
         states = None
         if bucket.boundaries:
             states = self._sender.send(source.states, source.result, plan.rows, copies(), buffer)
-        return PassHandle(buffer.result.numpy(), source.result[:items], logits, kept, buffer.event, states)
+        return PassHandle(buffer.result.numpy(), decided, logits, kept, buffer.event, states, self._graphs.times)

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from slipstream_kernels.jit.compile_ahead import compiling_ahead
+from slipstream_kernels.models.gpu.graph.pass_clock import PassClock, PassTimes
 from slipstream_kernels.progress import ProgressBar
 
 _log = logging.getLogger(__name__)
@@ -37,10 +38,13 @@ class GraphRunner(Generic[B]):
     when they are used for the second time.
     """
 
-    def __init__(self, run: Callable[[B], None], meet: Callable[[B], None] | None = None) -> None:
+    def __init__(
+        self, run: Callable[[B], None], meet: Callable[[B], None] | None = None, timed: torch.device | None = None
+    ) -> None:
         """`run` queues all of a pass on the current stream. What it reads and writes stays where it is.
 
-        `meet` launches each kernel of a pass at least once, by default as `run` does.
+        `meet` launches each kernel of a pass at least once, by default as `run` does. Passes on the device
+        `timed` are timed by its clock, if it has one.
         """
         self._run = run
         self._meet = meet or run
@@ -48,12 +52,22 @@ class GraphRunner(Generic[B]):
         self._used_once: set[B] = set()
         self._late: list[B] = []
         self._pool: Any = None  # torch gives its handles a private type
+        self._clock = None if timed is None else PassClock(timed)
+        self.times: PassTimes | None = None
+        """Of the pass that was run last; None without a clock."""
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def run(self, bucket: B) -> None:
         """Queue a pass on the current stream."""
+        if self._clock is not None:
+            self._clock.begin()
+        self._queue(bucket)
+        if self._clock is not None:
+            self.times = self._clock.end()
+
+    def _queue(self, bucket: B) -> None:
         graph = self._graphs.get(bucket)
         if bucket in self._used_once and self.lacks(bucket):
             begun = time.perf_counter()

@@ -9,6 +9,7 @@ import torch
 
 from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
+from slipstream_kernels.models.gpu.graph.pass_clock import PassTimes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +47,7 @@ class PassHandle:
         "_states",
         "decided",
         "scores",
+        "times",
     )
 
     def __init__(
@@ -56,6 +58,7 @@ class PassHandle:
         kept: torch.Tensor | None,
         event: torch.cuda.Event | None,
         states: CapturedHiddenStates | None = None,
+        times: PassTimes | None = None,
     ) -> None:
         """`results_at` receives the `decided` results once `event` has come; None if they are there already.
 
@@ -77,6 +80,8 @@ class PassHandle:
         self._rows: Bits | None = None
         self.scores: RowScores | None = None
         """Of the plan's `scored` rows, where there are any."""
+        self.times = times
+        """By the device's clock; None where it has none."""
 
     def done(self) -> bool:
         """Whether `results` would not wait."""
