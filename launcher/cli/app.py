@@ -232,6 +232,19 @@ def train(
     run(arguments or ["--help"])
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def quantize(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="DIR OUT [OPTIONS]", show_default=False)] = None,
+) -> None:
+    """Write a model with 8 or 4 bits a weight; `slipstream quantize --help` lists the options."""
+    from launcher.cli.quantize import run
+
+    run(arguments or ["--help"])
+
+
 def main() -> None:
     """Entry point of the console script."""
     from slipstream.extras import MissingExtraError

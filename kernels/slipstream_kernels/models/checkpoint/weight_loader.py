@@ -27,6 +27,7 @@ from slipstream_kernels.models.checkpoint.weight_file import (
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 
 __all__ = [
+    "check_headers",
     "expected_shapes",
     "iterate_tensors",
     "iterate_weights",
@@ -157,6 +158,11 @@ def iterate_tensors(
     """As `iterate_weights`, quantised ones decoded."""
     for name, weight in iterate_weights(folder, config, only):
         yield name, decode(weight) if isinstance(weight, QuantisedWeight) else weight
+
+
+def check_headers(folder: Path, config: ModelConfig) -> None:
+    """Raises CheckpointError unless names, shapes and types of all tensors fit exactly; reads none."""
+    _check_headers(folder, config, weight_files(folder), _quantised_modules(config))
 
 
 def load_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from benchmarks.quantised_quality import main
+from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
+from support.models import SENTENCES, make_tiny_model
+
+
+def test_figures_of_fewer_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = make_tiny_model(tmp_path / "source")
+    for name in ("fp8", "w4a16"):
+        quantise_folder(source, tmp_path / name, RoundedFormat(name, 64))  # type: ignore[arg-type]
+    lines = [{"text": SENTENCES[0]}, {"messages": [{"role": "user", "content": SENTENCES[1]}]}, {"other": 1}]
+    texts = tmp_path / "texts.jsonl.xz"
+    texts.write_bytes(lzma.compress("\n".join(map(json.dumps, lines)).encode()))
+    folders = [str(tmp_path / name) for name in ("fp8", "w4a16")]
+    output = tmp_path / "out.json"
+    assert main(["--texts", str(texts), "--model", str(source), "--output", str(output), *folders]) == 0
+    assert "bits per byte" in capsys.readouterr().out
+    found = json.loads(output.read_text())
+    original, eight, four = found["rows"]
+    assert original["mean_divergence_nats"] == 0 and original["same_likeliest"] == 1
+    assert 0 < eight["mean_divergence_nats"] < four["mean_divergence_nats"]
+    assert found["bytes"] > len(SENTENCES[0]) + len(SENTENCES[1])
+    assert 1 < original["bits_per_byte"] < 20  # random weights know nothing
