@@ -81,10 +81,11 @@ class SessionTable:
     fan_outs: dict[Proposer, FanOut] = field(default_factory=dict)
     """What each proposer's trees ahead have been worth."""
     _slots: dict[int, SessionSlot] = field(default_factory=dict)
+    _sessions: int = 0
 
     def __len__(self) -> int:
         """Number of sessions that a proposer holds."""
-        return sum(1 for slot in self._slots.values() if slot.session)
+        return self._sessions
 
     def apply(self, record: Record) -> Reply | None:
         """Take one record in. Returns what must be answered at once, if anything."""
@@ -190,6 +191,7 @@ class SessionTable:
             _log.exception("proposer %s failed to open a session", proposer.name, extra=_named(slot))
             return self.refuse(slot, f"proposer {proposer.name} failed")
         slot.proposer, slot.session, slot.featured = proposer, session, record.opening.cached_length
+        self._sessions += 1
         _log.debug("session %d: %s drafts for slot %d", session, proposer.name, record.stamp.slot, extra=_named(slot))
         if proposer.feature_boundaries and slot.featured:
             self.partial += 1
@@ -312,6 +314,7 @@ class SessionTable:
         slot.proposer, slot.session, slot.wants_tree = None, 0, False
         if proposer is None:
             return
+        self._sessions -= 1
         _log.debug("session %d: over", session, extra=_named(slot))
         try:
             if ahead is not None:

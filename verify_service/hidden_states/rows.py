@@ -41,9 +41,10 @@ class HiddenStateRows:
     `rows` are bits of bfloat16 [positions, boundaries * hidden_size], the states at `boundaries` side by side in order.
     The memory may be a step's, which later steps reuse: copy rows that are kept with `select`.
     `ring_slices` are the same rows in device rings, for drafters that read them there; `copied` waits until they are.
+    `end` is the position behind the last one.
     """
 
-    __slots__ = ("_copied", "_count", "_rows", "boundaries", "first", "ring_slices")
+    __slots__ = ("_copied", "_count", "_rows", "boundaries", "end", "first", "ring_slices")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class HiddenStateRows:
         self._copied = copied
         self._rows = rows
         self._count = len(rows)
+        self.end = first + self._count
 
     def __len__(self) -> int:
         return self._count
@@ -81,11 +83,6 @@ class HiddenStateRows:
         """Columns of a state."""
         width = self._rows.width if isinstance(self._rows, PendingRows) else self._rows.shape[1]
         return width // len(self.boundaries)
-
-    @property
-    def end(self) -> int:
-        """The position behind the last one."""
-        return self.first + self._count
 
     def slice(self, first: int, end: int) -> HiddenStateRows:
         """Return the rows of positions `first` to `end` - 1, without a copy; these themselves where that is all."""

@@ -144,11 +144,12 @@ class GpuEagleProposer(EagleBase):
         asked: list[tuple[int, int]] = []
         laid: dict[PagedSession, Laid] = {}
         limits, filtered = draft.limits, False
+        most_sessions, text_rows = draft.max_sessions, limits.text_rows
         for number, row, rows, place, max_nodes, max_depth in requests:
-            if len(items) == draft.max_sessions:
+            if len(items) == most_sessions:
                 break
             session, nodes = sessions[number], max_nodes - 1
-            if session.pending or session.is_full or rows > limits.text_rows or not session.is_complete:
+            if session.pending or session.is_full or rows > text_rows or not session.is_complete:
                 continue
             depth = min(max_depth, nodes)
             item = sessions.lay_rows(draft, session, rows, nodes, depth)

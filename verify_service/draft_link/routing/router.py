@@ -139,31 +139,32 @@ class DraftRouter:
                     self._gap(batch.attachment, slot)
             batch.attachment.send(len(batch.records))
         self._make_room()
+        behind: set[RequestKey] = set()
         for running, features in self._in_turn(told):
-            if features is not None:
-                for ref in running.slots:
-                    if ref.slot.feed.sent_until < features.end or ref.slot.session.open_deferred:
-                        self._feed_states(running, ref, features, catch_up=ref.slot.session.ever_requested)
-        return {
-            running.opening.key
-            for running, _ in told
-            if running.current_slot is not None and running.current_slot.slot.lacks_states
-        }
+            for ref in running.slots:
+                slot = ref.slot
+                if features is not None and (slot.feed.sent_until < features.end or slot.session.open_deferred):
+                    self._feed_states(running, ref, features, catch_up=slot.session.ever_requested)
+                if ref is running.current_slot and slot.lacks_states:
+                    behind.add(running.opening.key)
+        return behind
 
     def _end_step(
         self, running: RoutedRequest, committed: Committed, batches: dict[int, CommitBatch], now: float
     ) -> None:
         tokens = committed.token_ids
         running.tokens.extend(tokens)
-        for ref in running.slots:
+        slots = running.slots
+        for ref in slots:
             ref.slot.end_step(tokens, committed.verified)
         if running.next_slot is not None:
             self._switch_drafter(running)
+            slots = running.slots
         running.max_nodes, running.max_depth = committed.max_nodes, committed.max_depth
         if running.current_slot is None:
             self._bind(running, caught_up=False)
             return
-        for ref in running.slots:
+        for ref in slots:
             self._feed(running, ref, committed, batches, now)
 
     def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
