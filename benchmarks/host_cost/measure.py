@@ -26,6 +26,8 @@ from verify_service.engine.step_queue import StepQueue
 
 PROMPT_TOKENS = 64
 SETTLE_ROUNDS = 40
+YOUNG_OBJECTS = 20_000
+"""After how many new objects the garbage collector looks for cycles, as in the verify service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ def measure(form: str, requests: int, rounds: int, seconds: float, rows: int) ->
 def _measured(form: str, requests: int, rounds: int, watch: _Watch, loop: LocalLoop) -> HostCost:
     _pass_rounds(watch, "time", SETTLE_ROUNDS)
     gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
     watch.loop.clear()
     watch.critical.clear()
     watch.begun_at = 0.0

@@ -26,6 +26,7 @@ class ScheduledRequest:
         nodes                           |-- tree, or the one of `outcome_trees` that fits --|
 
     first: first token whose KV was not written when this was planned; the least that it can be while `unresolved`.
+    base: tokens up to and with the last of the rows: where the step decides, the length that trees hang below.
     decides: the rows reach the request's last token, whose value may be known to the engine alone.
     tree: drafted nodes below that token.
     outcome_trees: candidates for a step whose number of tokens is not decided; perhaps none.
@@ -39,6 +40,7 @@ class ScheduledRequest:
 
     __slots__ = (
         "_tree",
+        "base",
         "count",
         "decides",
         "depth",
@@ -65,8 +67,9 @@ class ScheduledRequest:
         self.state = state
         self.count = count
         self.first = first
-        self.decides = first + count == state.length
-        self.scored: range = state.unscored(first, first + count)
+        self.base = base = first + count
+        self.decides = base == state.length
+        self.scored: range = state.unscored(first, base)
         self.outcome_trees = outcome_trees
         self.unresolved = unresolved
         self.profitable_nodes: int | None = None
@@ -91,11 +94,6 @@ class ScheduledRequest:
         """Take what the host has read of a tree that only the device knew; the step has room for what it could be."""
         self._tree = tree
         self.reserved = True
-
-    @property
-    def base(self) -> int:
-        """Tokens up to and with the last of the rows: where the step decides, the length that trees hang below."""
-        return self.first + self.count
 
     @property
     def drafted(self) -> bool:
@@ -126,6 +124,7 @@ class ScheduledRequest:
             each.tree for each in self.outcome_trees or () if (each.node, each.token) == (node, before.tokens[-1])
         )
         self.first += len(before.nodes)
+        self.base = self.first + self.count
         self.tree = next(fitting, None)
         self.unresolved = False
 

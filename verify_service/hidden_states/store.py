@@ -95,15 +95,15 @@ class HiddenStateStore:
 
     def _make_room(self, pages: Sequence[int], first: int, end: int, targets: list[int]) -> None:
         """Add where the rows of these positions go, which count as written."""
-        size = self._page_size
+        size, written = self._page_size, self._written
         while first < end:
             number, low = divmod(first, size)
             high = min(size, low + end - first)
             block = self._block(pages[number])
             start = block * size
             targets += range(start + low, start + high)
-            self._written[start + low : start + high] = True
-            if high == size and self._written[start : start + size].all():
+            written[start + low : start + high] = True
+            if high == size and written[start : start + size].all():
                 self._full.add(block)
             first += high - low
 
