@@ -124,7 +124,9 @@ async def _emit(
         await outbox.put([output])
 
 
-def _serve_verify(rate: float, pipe: Connection) -> None:
+def serve_verify(rate: float, pipe: Connection) -> None:
+    """Serve InstantVerify on a free port, which goes into `pipe`."""
+
     async def serve() -> None:
         server = GrpcServer(
             host="127.0.0.1",
@@ -286,11 +288,21 @@ def _processor_seconds(gateway: psutil.Process) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def start_gateway(model: Path, verify: str, more: Sequence[str]) -> tuple[subprocess.Popen[str], int, str]:
-    """The gateway under measurement, started with `more` arguments, with its HTTP port and gRPC address."""
-    command = [sys.executable, "-m", "gateway", "--model", str(model), "--verify", verify]
+def start_gateway(
+    model: Path,
+    verify: str,
+    more: Sequence[str],
+    *,
+    python: Path | str = sys.executable,
+    folder: Path | None = None,
+) -> tuple[subprocess.Popen[str], int, str]:
+    """The gateway under measurement, started with `more` arguments, with its HTTP port and gRPC address.
+
+    Another source tree's is started in its `folder` by the `python` of its environment.
+    """
+    command = [str(python), "-m", "gateway", "--model", str(model), "--verify", verify]
     command += ["--http-port", "0", "--grpc-port", "0", *more]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder)
     assert process.stderr is not None
     log = []
     while line := process.stderr.readline():
@@ -307,7 +319,7 @@ async def run(arguments: argparse.Namespace, verify: str, http_port: int, grpc_a
     gateway, direct = psutil.Process(pid), direct_client(verify)
     clients = {"sse": sse_client(http_port), "grpc": grpc_client(grpc_address)}
     load = Load(arguments.streams, arguments.requests, arguments.tokens)
-    await _wait_ready(clients["grpc"])
+    await wait_ready(clients["grpc"])
     rows = []
     for mode in arguments.modes:
         for api, client in clients.items():
@@ -317,11 +329,12 @@ async def run(arguments: argparse.Namespace, verify: str, http_port: int, grpc_a
     return rows
 
 
-async def _wait_ready(client: Client) -> None:
+async def wait_ready(client: Client) -> None:
+    """Return once a request is answered."""
     for attempt in range(100):
         try:
             await client("paced", 1)
-        except grpc.RpcError:
+        except (grpc.RpcError, RuntimeError):
             if attempt == 99:
                 raise
             await asyncio.sleep(0.1)
@@ -353,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    verify = context.Process(target=_serve_verify, args=(arguments.rate, theirs), daemon=True)
+    verify = context.Process(target=serve_verify, args=(arguments.rate, theirs), daemon=True)
     verify.start()
     address = f"127.0.0.1:{ours.recv()}"
     gateway, http_port, grpc_address = start_gateway(arguments.model, address, arguments.gateway_arg)
