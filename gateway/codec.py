@@ -33,7 +33,7 @@ from slipstream.generation_codec import (
     write_timings,
     write_usage,
 )
-from slipstream.generation_types import FinishReason, Usage
+from slipstream.generation_types import FinishReason, SpeculationStep, Usage
 from slipstream.grammar.codec import decode_grammar, encode_grammar
 from slipstream.grammar.grammar import Grammar
 from slipstream.request_context import NO_CONTEXT, RequestContext
@@ -232,17 +232,37 @@ def read_sampling(message: sampling_pb2.SamplingParams) -> Sampling:
     )
 
 
-def write_delta(delta: Delta, choice: ChoiceStream, seed: int | None) -> bytes:
-    """A GenerateResponse with output. `seed` on the first one only; the choice's usage goes with the finish reason."""
-    message = gateway_pb2.GenerateResponse(text=delta.text, token_ids=delta.token_ids)
-    if seed is not None:
-        message.seed = seed
-    if delta.logprobs:
-        message.logprobs.extend(map(write_position, delta.logprobs))
-    if delta.step is not None:
-        write_step(delta.step, message.step)
-    if delta.finish_reason is not None:
-        _write_end(message, delta, delta.finish_reason, choice.usage)
+class DeltaWriter:
+    """Writes the output of one choice, a GenerateResponse a delta."""
+
+    __slots__ = ("_choice", "_step", "_step_wire")
+
+    def __init__(self, choice: ChoiceStream) -> None:
+        self._choice = choice
+        self._step: SpeculationStep | None = None
+        self._step_wire = b""  # that step's part of a message
+
+    def write(self, delta: Delta, seed: int | None) -> bytes:
+        """A message with output. `seed` on the first one only; the choice's usage goes with the finish reason."""
+        message = gateway_pb2.GenerateResponse(text=delta.text, token_ids=delta.token_ids)
+        if seed is not None:
+            message.seed = seed
+        if delta.logprobs:
+            message.logprobs.extend(map(write_position, delta.logprobs))
+        if delta.finish_reason is not None:
+            _write_end(message, delta, delta.finish_reason, self._choice.usage)
+        step = delta.step
+        if step is None:
+            return message.SerializeToString()
+        if step is not self._step:  # equal steps are mostly one object
+            self._step, self._step_wire = step, _step_wire(step)
+        return message.SerializeToString() + self._step_wire  # messages in a row are read as one, merged
+
+
+def _step_wire(step: SpeculationStep) -> bytes:
+    """A GenerateResponse with the step alone."""
+    message = gateway_pb2.GenerateResponse()
+    write_step(step, message.step)
     return message.SerializeToString()
 
 

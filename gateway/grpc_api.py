@@ -95,7 +95,7 @@ class GatewayServicer:
         tenant = self._authenticate(context)
         codec.check_size(data, self._most)
         info = self._gateway.model()
-        request = await self._gateway.text.prepare(Job.GENERATE, data, info)
+        request = await self._gateway.prepare(Job.GENERATE, data, info)
         if request.prompt_field.startswith("chat"):
             access.operation = OPERATION_CHAT
         choice_request = ChoiceRequest(
@@ -132,7 +132,7 @@ async def _stream(generation: Generation, context: Context, named: str) -> None:
     """
     seed: int | None = generation.seed
     choice_request = generation.requests[0]
-    choice, write = generation.choices[0], context.write
+    written, write = codec.DeltaWriter(generation.choices[0]).write, context.write
     deltas = await generation.next()
     await context.send_initial_metadata(((request_id.METADATA_KEY, named),))
     while deltas:
@@ -141,7 +141,7 @@ async def _stream(generation: Generation, context: Context, named: str) -> None:
             seed = None
         for delta in deltas:
             if (scores := delta.prompt_logprobs) is None:
-                await write(codec.write_delta(delta, choice, seed))
+                await write(written(delta, seed))
                 seed = None
             else:
                 await write(

@@ -18,9 +18,6 @@ _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 _PAUSE_BUCKETS = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 45, 60, 120, 300)
 _HOLD_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_PER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5)
-_CHOICE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-_TOKEN_BUCKETS = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 
 _EXEMPLAR_LABEL: Final = "request_id"
 _MOST_EXEMPLAR_CHARACTERS: Final = 128
@@ -28,12 +25,11 @@ _MOST_EXEMPLAR_CHARACTERS: Final = 128
 
 
 class Metrics:
-    """Counted once a request or a pause; what is counted once a step is in `tokens`."""
+    """Counted once a request or a pause; what is counted without locks is in `tokens`."""
 
-    __slots__ = ("_cached", "_choices", "_duration", "_finished", "_first_token", "_hold", "_late", "_longest",
-                 "_longest_hold", "_max_tokens", "_pause", "_per_token", "_prompt", "_published", "_requests",
-                 "_resumed", "_text_ends", "http_connections", "paused", "registry", "running", "tokens",
-                 "verify_ready")  # fmt: skip
+    __slots__ = ("_duration", "_finished", "_first_token", "_hold", "_late", "_longest", "_longest_hold", "_pause",
+                 "_published", "_requests", "_resumed", "_text_ends", "http_connections", "paused", "registry",
+                 "running", "tokens", "verify_ready")  # fmt: skip
 
     def __init__(self) -> None:
         self.registry = self._published = registry = CollectorRegistry()
@@ -56,32 +52,8 @@ class Metrics:
             buckets=_PAUSE_BUCKETS,
             registry=registry,
         )
-        self._prompt = Counter("slipstream_gateway_prompt_tokens", "Prompt tokens", registry=registry)
-        self._cached = Counter(
-            "slipstream_gateway_cached_prompt_tokens",
-            "Prompt tokens whose KV came from the prefix cache",
-            registry=registry,
-        )
         self._finished = Counter(
             "slipstream_gateway_finished_choices", "Choices that ended", ("finished_reason",), registry=registry
-        )
-        self._choices = Histogram(
-            "slipstream_gateway_request_choices",
-            "Choices of a request",
-            buckets=_CHOICE_BUCKETS,
-            registry=registry,
-        )
-        self._max_tokens = Histogram(
-            "slipstream_gateway_request_max_tokens",
-            "max_tokens of requests that set it",
-            buckets=_TOKEN_BUCKETS,
-            registry=registry,
-        )
-        self._per_token = Histogram(
-            "slipstream_gateway_time_per_output_token_seconds",
-            "Mean time between the tokens of a choice",
-            buckets=_PER_TOKEN_BUCKETS,
-            registry=registry,
         )
         self._first_token = Histogram(
             "slipstream_gateway_first_token_seconds",
@@ -125,9 +97,9 @@ class Metrics:
     def begin(self, requests: Sequence[ChoiceRequest]) -> None:
         """A request has been admitted."""
         self.running.inc(len(requests))
-        self._choices.observe(len(requests))
+        self.tokens.choices.observe(len(requests))
         if (most := requests[0].sampling.max_tokens) is not None:
-            self._max_tokens.observe(most)
+            self.tokens.max_tokens.observe(most)
 
     def end(self, usages: Sequence[Usage], first_token: float, duration: float, request_id: str = "") -> None:
         """An admitted request is over; `first_token` is 0 if there was none. Times in seconds.
@@ -135,8 +107,8 @@ class Metrics:
         `request_id` becomes the exemplar of its times: what its line in the log has, too.
         """
         self.running.dec(len(usages))
-        self._prompt.inc(sum(usage.prompt_tokens for usage in usages))
-        self._cached.inc(sum(usage.cached_tokens for usage in usages))
+        for usage in usages:
+            self.tokens.count_prompt(usage.prompt_tokens, usage.cached_tokens)
         exemplar = _exemplar(request_id)
         if first_token:
             self._first_token.observe(first_token, exemplar)
@@ -148,7 +120,7 @@ class Metrics:
             self._finished.labels(reason.value).inc()
         for seconds in per_token:
             if seconds is not None:
-                self._per_token.observe(seconds)
+                self.tokens.per_token.observe(seconds)
 
     def resumed(self, seconds: float) -> None:
         """A choice goes on, so long after it lost its service."""

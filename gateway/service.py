@@ -31,7 +31,9 @@ from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
 from gateway.replicas.replica import Replica
 from gateway.replicas.verify_client import VerifyClient
+from gateway.text.in_process.small_requests import SmallRequests
 from gateway.text.pool import TextWorkers
+from gateway.text.prepared import Job, Prepared
 from gateway.tokens.tokenizer import Tokenizer
 from slipstream.rpc.errors import UnavailableError
 from slipstream.tracing.opening import open_tracer
@@ -57,14 +59,15 @@ _SEED_BITS: Final = 53
 class Gateway:
     """Turns requests of either API into generations on a verify service."""
 
-    __slots__ = ("_backend", "_defaults", "_drafters", "_draining", "_monitor", "_running", "_tracer", "access_log",
-                 "client", "keys", "metrics", "settings", "text", "tokenizer", "tracing")  # fmt: skip
+    __slots__ = ("_backend", "_defaults", "_drafters", "_draining", "_monitor", "_running", "_small", "_tracer",
+                 "access_log", "client", "keys", "metrics", "settings", "text", "tokenizer", "tracing")  # fmt: skip
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics, text: TextWorkers, tracer: Tracer) -> None:
         """`text` has been started: so what the model's folder says about texts has been read once, within limits."""
         self.settings = settings
         self.text = text
         self.tokenizer = Tokenizer(settings.model)
+        self._small = SmallRequests(settings, self.tokenizer)
         self._defaults = read_defaults(settings.model, settings.generation_config)
         self.keys = ApiKeys.from_file(settings.api_keys_file)
         self.metrics = metrics
@@ -152,6 +155,13 @@ class Gateway:
         self.check_draining()
         return self.client.info
 
+    async def prepare(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> Prepared:
+        """Read a request and tokenise its prompts: here if that is cheap, else in a text worker.
+
+        InvalidArgumentError naming the field, NotFoundError, and those of `TextWorkers`.
+        """
+        return self._small.prepare(job, payload, info) or await self.text.prepare(job, payload, info)
+
     def open(
         self,
         requests: Sequence[ChoiceRequest],
@@ -163,7 +173,7 @@ class Gateway:
     ) -> Generation:
         """Check the choices of one request and make it ready to run.
 
-        Their prompts have been read by a text worker. All choices share their sampling parameters. A request without
+        Their prompts have been read by `prepare`. All choices share their sampling parameters. A request without
         a seed is given one, and what else it leaves open is settled by the model's own defaults. `prefix` is put
         before the names of sampling parameters in errors. Raises InvalidArgumentError naming the field,
         UnavailableError.

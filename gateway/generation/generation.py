@@ -25,6 +25,8 @@ from slipstream.rpc.errors import CancelledError, InternalError, ResourceExhaust
 _CANCELS: Final = (CancelledError, asyncio.CancelledError)
 """What ends a request whose caller went away."""
 
+_UNFINISHED: Final = (FinishReason.ERROR, FinishReason.CANCELLED)
+
 _SAMPLING_FIELDS: Final = frozenset(entry.name for entry in fields(Sampling))
 
 
@@ -190,8 +192,11 @@ class Generation:
     async def next(self) -> list[Delta]:
         """What has arrived, at least one delta; empty when all choices are finished. SlipstreamError if one failed."""
         deltas: list[Delta] = []
+        arrived = self._arrived
         while not deltas and self._unfinished:
-            for index, output in await self._arrived.take():
+            if not arrived.items:
+                await arrived.arrival()  # a coroutine less a token than `take`
+            for index, output in arrived.taken():
                 if self._failure is not None:
                     raise self._failure
                 if delta := self._feed(index, output):
@@ -213,18 +218,18 @@ class Generation:
 
     def _feed(self, index: int, output: StepOutput) -> Delta | None:
         choice = self.choices[index]
-        if choice.finished:
+        if choice.finish_reason is not None:
             return None
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+        if output.finish_reason in _UNFINISHED:
             error = self._names.translate(output.error or InternalError("the verify service gave up the request"))
             if isinstance(error, ResourceExhaustedError) and error.retry_after is None:
                 error.retry_after = self._backend.queue.seconds(len(self.requests))
             raise error
+        now = time.monotonic()
         if not self._first_token and output.token_ids:
-            self._first_token = self._elapsed()
+            self._first_token = now - self.arrival
         delta = choice.feed(output)
-        gap = self._times[index].arrive(time.monotonic()) if delta.token_ids else None
-        self._backend.metrics.tokens.count(len(delta.token_ids), output.step, gap)
+        self._backend.metrics.tokens.count(len(delta.token_ids), output.step, self._times[index], now)
         if delta.finish_reason is not None:
             self._unfinished -= 1
             self._backend.queue.finish()
@@ -236,11 +241,11 @@ class Generation:
         return delta
 
     def _stream(self, index: int, request: ChoiceRequest) -> ResumableStream:
+        arrive, most = self._arrived.put, self._backend.max_buffered
+
         def deliver(output: StepOutput) -> None:
-            self._arrived.put((index, output))
-            if len(self._arrived) > self._backend.max_buffered:
-                reason = f"the client left more than {self._backend.max_buffered} outputs unread"
-                self.abandon(ResourceExhaustedError(reason))
+            if arrive((index, output)) > most:
+                self.abandon(ResourceExhaustedError(f"the client left more than {most} outputs unread"))
 
         return ResumableStream(request, deliver)
 

@@ -178,7 +178,7 @@ class OpenAiApi:
         tenant = self._authenticate(request)
         raw = await _read_body(request, self._gateway.settings.max_body_bytes)
         info = self._gateway.model()
-        prepared = await self._gateway.text.prepare(job, raw, info)
+        prepared = await self._gateway.prepare(job, raw, info)
         return self._answer(prepared, shape, info, tenant, access)
 
     def _answer(

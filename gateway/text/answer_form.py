@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from gateway.openai.schema import ChatCompletionRequest
@@ -28,12 +29,20 @@ from gateway.text.tool_grammar import either, tool_grammar
 from gateway.tokens.tokenizer import Tokenizer
 from slipstream.grammar.grammar import Grammar
 from slipstream.grammar.tokenizer import GrammarTokenizer
+from slipstream.json_file import read_object
 from slipstream.rpc.errors import InvalidArgumentError
 
 _log = logging.getLogger(__name__)
 
 AUTO: Final = "auto"
 NONE: Final = "none"
+
+
+def parsers_of(folder: Path, template: str, tools: str, reasoning: str) -> Names:
+    """The parsers of the model in a folder, whose chat template says this. FailedPreconditionError naming the file."""
+    config = folder / "tokenizer_config.json"
+    said = read_object(config).get("response_template") if config.is_file() else None
+    return parser_names(template, tools, reasoning, said)
 
 
 def parser_names(template: str, tools: str, reasoning: str, response_template: Any = None) -> Names:
@@ -50,12 +59,16 @@ def parser_names(template: str, tools: str, reasoning: str, response_template: A
     )
     if names.tools == HARMONY or names.reasoning == HARMONY_REASONING:  # one format, hence one parser
         names = Names(HARMONY, HARMONY_REASONING)
+    return names
+
+
+def log_names(names: Names) -> None:
+    """Say once in a process's life how answers are read, if they are."""
     if names != Names():
         _log.info(
             "answers to chats are read with tool_call_parser=%s reasoning_parser=%s",
             names.tools or NONE, names.reasoning or NONE,
         )  # fmt: skip
-    return names
 
 
 def _chosen(setting: str, found: str | None) -> str | None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from gateway.text import worker
+from gateway.text.answer_form import log_names
 from gateway.text.jobs import Jobs
 from slipstream.grammar.deep_stack import STACK_BYTES
 from slipstream.process_limits import end_with, limit_memory
@@ -79,7 +80,7 @@ def _load(control: socket.socket, options: Options) -> Jobs:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(options.loading_memory_bytes)
     try:
-        jobs = Jobs(
+        jobs = Jobs.load(
             Path(options.model),
             Path(options.chat_template) if options.chat_template else None,
             max_bytes=options.max_bytes,
@@ -93,6 +94,7 @@ def _load(control: socket.socket, options: Options) -> Jobs:
     except MemoryError:
         _refuse(control, "")
     resource.setrlimit(resource.RLIMIT_AS, limits)
+    log_names(jobs.parsers)
     return jobs
 
 

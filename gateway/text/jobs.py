@@ -1,18 +1,18 @@
 """What text workers do: read a request of either API, check its texts and tokenise them.
 
 All of it may take long, use much memory or end the process, as the caller's bytes and the checkpoint's template and
-tokenizer decide. So it runs in text workers alone.
+tokenizer decide. So it runs in text workers, but for requests that are known to be cheap (`in_process`).
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import orjson
 
@@ -30,8 +30,8 @@ from gateway.openai.messages import ChatMessage, call_arguments, content_length,
 from gateway.openai.schema import ChatCompletionRequest, CompletionRequest, GenerationBody
 from gateway.openai.tokenize_schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.types import DetokenizedText, Tokens
-from gateway.output_parsers.registry import AnswerForm
-from gateway.text.answer_form import AUTO, AnsweringModel, answer_plan, parser_names
+from gateway.output_parsers.registry import AnswerForm, Names
+from gateway.text.answer_form import AUTO, AnsweringModel, answer_plan, parsers_of
 from gateway.text.body import read_body
 from gateway.text.conversation import Conversation, conversation
 from gateway.text.grammars import Check, Wanted, checked, wanted_grammar
@@ -42,7 +42,6 @@ from gateway.tokens.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message
 from slipstream.generation_codec import read_speculation
 from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
-from slipstream.json_file import read_object
 from slipstream.model_folder import TEMPLATE_FILE
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2
@@ -66,10 +65,31 @@ Stages = Callable[[str], None]
 class Jobs:
     """The jobs of one model. Errors are InvalidArgumentError naming the field, and NotFoundError for another model."""
 
-    __slots__ = ("_folder", "_grammar_tokenizer", "_max_bytes", "_max_choices", "_parsers", "_template", "_tokenizer")
+    __slots__ = ("_folder", "_grammar_tokenizer", "_max_bytes", "_max_choices", "_template", "_tokenizer",
+                 "parsers")  # fmt: skip
 
     def __init__(
         self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        parsers: Names,
+        *,
+        max_bytes: int,
+        max_choices: int,
+    ) -> None:
+        """Jobs of the model in `folder`, whose answers to chats `parsers` read."""
+        self._folder = folder
+        self._grammar_tokenizer: GrammarTokenizer | None = None
+        self._max_bytes = max_bytes
+        self._max_choices = max_choices
+        self._tokenizer = tokenizer
+        self._template = template
+        self.parsers = parsers
+
+    @classmethod
+    def load(
+        cls,
         folder: Path,
         template: Path | None = None,
         *,
@@ -78,23 +98,18 @@ class Jobs:
         stages: Stages,
         tool_call_parser: str = AUTO,
         reasoning_parser: str = AUTO,
-    ) -> None:
+    ) -> Self:
         """Load tokenizer and template from `folder`, the latter from the file `template` where there is one.
 
         The template decides on parsers that are AUTO. FailedPreconditionError, naming the file, if it cannot be used.
         """
-        self._folder = folder
-        self._grammar_tokenizer: GrammarTokenizer | None = None
-        self._max_bytes = max_bytes
-        self._max_choices = max_choices
         stages(os.fspath(folder / "tokenizer.json"))
-        self._tokenizer = Tokenizer(folder)
+        tokenizer = Tokenizer(folder)
         file = template or folder / TEMPLATE_FILE
         stages(os.fspath(file if file.is_file() else folder / "tokenizer_config.json"))
-        self._template = ChatTemplate.from_folder(folder, template)
-        config = folder / "tokenizer_config.json"
-        said = read_object(config).get("response_template") if config.is_file() else None
-        self._parsers = parser_names(self._template.source, tool_call_parser, reasoning_parser, said)
+        chat_template = ChatTemplate.from_folder(folder, template)
+        parsers = parsers_of(folder, chat_template.source, tool_call_parser, reasoning_parser)
+        return cls(folder, tokenizer, chat_template, parsers, max_bytes=max_bytes, max_choices=max_choices)
 
     def run(
         self,
@@ -109,11 +124,11 @@ class Jobs:
         """
         match job:
             case Job.CHAT:
-                return _checked(*self._chat(data, info), unchecked)
+                return _checked(*self.chat(*read_body(data, ChatCompletionRequest), info), unchecked)
             case Job.COMPLETION:
-                return _checked(*self._complete(data, info), unchecked)
+                return _checked(*self.complete(*read_body(data, CompletionRequest), info), unchecked)
             case Job.GENERATE:
-                return _checked(*self._generate(data, info), unchecked)
+                return _checked(*self.generate(self._read(gateway_pb2.GenerateRequest, data), info), unchecked)
             case Job.TOKENIZE:
                 request = self._read(gateway_pb2.TokenizeRequest, data)
                 check_model(request.model, info)
@@ -123,21 +138,21 @@ class Jobs:
             case Job.DETOKENIZE_HTTP:
                 return _answer(self._detokenize(data, info), "tokens")
 
-    def _chat(self, data: bytearray, info: VerifyInfo) -> Unchecked:
-        body, values = read_body(data, ChatCompletionRequest)
+    def chat(self, body: ChatCompletionRequest, values: Values, info: VerifyInfo) -> Unchecked:
+        """Prepare a chat."""
         check_model(body.model, info)
         check_choices(body.choices_per_prompt, self._max_choices)
         tools = [(body.tools or ())[index] for index in body.tool_policy.shown]
         written = self._write(body.messages, info, conversation(body, tools, values, self._template))
         tokens = partial(self._grammar_tokens, info)
-        model = AnsweringModel(self._parsers, self._template.source, self._tokenizer, tokens)
+        model = AnsweringModel(self.parsers, self._template.source, self._tokenizer, tokens)
         plan = answer_plan(body, values, written, model)
         prompt = self._tokenise(written, info, field="messages", add_special_tokens=False)
         wanted = None if plan.grammar is None else Wanted(plan.grammar, plan.field)
         return _prepared(body, (prompt,), wanted=wanted, answer=plan.form), plan.checks
 
-    def _complete(self, data: bytearray, info: VerifyInfo) -> Unchecked:
-        body, values = read_body(data, CompletionRequest)
+    def complete(self, body: CompletionRequest, values: Values, info: VerifyInfo) -> Unchecked:
+        """Prepare a plain completion."""
         check_model(body.model, info)
         prompts = body.prompts
         check_choices(len(prompts) * body.choices_per_prompt, self._max_choices)
@@ -157,8 +172,8 @@ class Jobs:
         checks = () if wanted is None else (partial(checked, wanted, partial(self._grammar_tokens, info)),)
         return _prepared(body, encoded, echoes, wanted=wanted), checks
 
-    def _generate(self, data: bytearray, info: VerifyInfo) -> Unchecked:
-        request = self._read(gateway_pb2.GenerateRequest, data)
+    def generate(self, request: gateway_pb2.GenerateRequest, info: VerifyInfo) -> Unchecked:
+        """Prepare a request of the gRPC API."""
         check_model(request.model, info)
         prompt, field = self._prompt(request, info)
         sampling = codec.read_sampling(request.sampling)
@@ -283,19 +298,24 @@ class Jobs:
         """A conversation as a prompt. The template is stopped once its text cannot fit the context any more."""
         longest = self._tokenizer.most_characters(info.max_context) or _MOST_RENDERED
         pieces, length = [], 0
-        for piece in self._template.pieces(
-            messages,
-            field=field,
-            add_generation_prompt=add_generation_prompt,
-            tools=chat.tools,
-            variables=chat.variables,
-        ):
+        for piece in self._pieces(messages, chat, field=field, add_generation_prompt=add_generation_prompt):
             pieces.append(piece)
             length += len(piece)
             if length > longest:
                 reason = f"the chat template writes more than {longest} characters for {field}"
                 raise ContextLengthError(f"{reason}; the model's context is {info.max_context} tokens", field=field)
         return "".join(pieces)
+
+    def _pieces(
+        self, messages: Sequence[Message], chat: Conversation, *, field: str, add_generation_prompt: bool
+    ) -> Iterator[str]:
+        return self._template.pieces(
+            messages,
+            field=field,
+            add_generation_prompt=add_generation_prompt,
+            tools=chat.tools,
+            variables=chat.variables,
+        )
 
     def _tokenise(self, text: str, info: VerifyInfo, *, field: str, add_special_tokens: bool) -> array[int]:
         if (fewest := self._tokenizer.fewest_tokens(text)) >= info.max_context:

@@ -27,25 +27,38 @@ class Detokenizer(Protocol):
 
 
 class ByteLevelDetokenizer:
-    """For byte-level BPE, where a token is a fixed string of bytes. `table[id]` are a token's bytes, empty if special.
+    """For byte-level BPE, where a token is a fixed string of bytes.
 
-    The text equals the decoding of all ids at once: UTF-8 with each maximal ill-formed part replaced by U+FFFD
-    (The Unicode Standard, section 3.9).
+    `table[id]` are a token's bytes, empty if special. `whole` has texts of tokens that are whole characters, as far as
+    they have been met; outputs share it. The text equals the decoding of all ids at once: UTF-8 with each maximal
+    ill-formed part replaced by U+FFFD (The Unicode Standard, section 3.9).
     """
 
-    __slots__ = ("_decode", "_table")
+    __slots__ = ("_begun", "_decoder", "_table", "_whole")
 
-    def __init__(self, table: Sequence[bytes]) -> None:
+    def __init__(self, table: Sequence[bytes], whole: dict[int, str]) -> None:
         self._table = table
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._whole = whole
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = False  # whether bytes of a character are in the decoder
 
     def step(self, token_id: int) -> str:
         """See Detokenizer."""
-        return self._decode(self._table[token_id]) if token_id < len(self._table) else ""
+        if not self._begun and (text := self._whole.get(token_id)) is not None:
+            return text
+        if token_id >= len(self._table):
+            return ""
+        begun, token = self._begun, self._table[token_id]
+        text = self._decoder.decode(token)
+        self._begun = bool(self._decoder.getstate()[0])
+        if not begun and not self._begun:
+            self._whole[token_id] = text
+        return text
 
     def flush(self) -> str:
         """See Detokenizer."""
-        return self._decode(b"", True)
+        self._begun = False
+        return self._decoder.decode(b"", True)
 
 
 def decode(tokenizer: HfTokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -64,7 +64,8 @@ class ChoiceStream:
     def feed(self, output: StepOutput) -> Delta:
         """Take in one step. Once finished, later steps must not be fed."""
         delta = Delta(self._index, "", output.token_ids, output.logprobs, output.prompt_logprobs, output.step)
-        delta.timings = output.timings
+        if output.timings is not None:
+            delta.timings = output.timings
         if self._parser is not None:
             delta.parts = []
         used = self._decode(output.token_ids, delta)
@@ -94,16 +95,17 @@ class ChoiceStream:
             text = step(token_id)
             if stops is not None:
                 text = stops.push(text, armed=before + index + 1 >= self._min_tokens)
-            self._add(delta, text)
+            delta.text += text
+            if self._parser is not None:
+                self._split(delta, text)
             if stops is not None and stops.matched is not None:
                 delta.stop_string, delta.finish_reason = stops.matched, FinishReason.STOP
                 self._finish(delta)
                 return index + 1
         return len(token_ids)
 
-    def _add(self, delta: Delta, text: str) -> None:
+    def _split(self, delta: Delta, text: str) -> None:
         """Take in the text that a token completes."""
-        delta.text += text
         if self._parser is not None and delta.parts is not None:
             thinking = self._parser.in_reasoning
             delta.parts += self._parser.push(text)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.tokens.bounded_pipeline import is_bounded
 from gateway.tokens.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, decode
 from gateway.tokens.tokenizer_file import read_tokenizer
 from slipstream.panics import is_panic
@@ -15,10 +16,13 @@ from slipstream.rpc.errors import InvalidArgumentError
 
 
 class Tokenizer:
-    """Encodes text and writes token ids as text and bytes. Safe to share between requests and threads."""
+    """Encodes text and writes token ids as text and bytes. Safe to share between requests and threads.
+
+    `is_bounded`: encoding takes time in proportion to a text, whatever is in it.
+    """
 
     __slots__ = ("_byte_level", "_bytes", "_lower_bound", "_shown", "_special", "_tokenizer",
-                 "longest_token")  # fmt: skip
+                 "is_bounded", "longest_token")  # fmt: skip
 
     def __init__(self, folder: Path) -> None:
         """FailedPreconditionError for a tokenizer.json that `read_tokenizer` refuses."""
@@ -27,12 +31,13 @@ class Tokenizer:
         self._tokenizer.no_padding()
         pipeline = json.loads(self._tokenizer.to_str())
         self._byte_level = _is_byte_level(pipeline["decoder"])
+        self.is_bounded = is_bounded(pipeline)
         self._lower_bound = self._byte_level and pipeline["normalizer"] is None
         self._special = frozenset(
             token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         )
         self._bytes = self._byte_table()
-        self._shown: dict[tuple[str, ...], tuple[list[bytes], frozenset[int]]] = {}
+        self._shown: dict[tuple[str, ...], tuple[list[bytes], frozenset[int], dict[int, str]]] = {}
         self.longest_token = max(map(len, self._bytes), default=1)
 
     @property
@@ -64,9 +69,9 @@ class Tokenizer:
     def detokenizer(self, shown: tuple[str, ...] = ()) -> Detokenizer:
         """A fresh incremental detokenizer for one output. It leaves special tokens out, but those named in `shown`."""
         if shown not in self._shown:  # one entry for each form that answers of the model are read in
-            self._shown[shown] = self._visible(shown)
-        table, hidden = self._shown[shown]
-        return ByteLevelDetokenizer(table) if self._byte_level else WindowDetokenizer(self._tokenizer, hidden)
+            self._shown[shown] = (*self._visible(shown), {})
+        table, hidden, whole = self._shown[shown]
+        return ByteLevelDetokenizer(table, whole) if self._byte_level else WindowDetokenizer(self._tokenizer, hidden)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for, a special token's name included; empty beyond the vocabulary."""

@@ -54,24 +54,12 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, file: Path | None = None) -> ChatTemplate:
-        """Read `file`, else chat_template.jinja or, failing that, tokenizer_config.json, which names special tokens.
-
-        A folder may have no template at all. FailedPreconditionError, which names the file, where one is not what it
-        should be.
-        """
-        path, own = folder / "tokenizer_config.json", folder / TEMPLATE_FILE
-        config = read_object(path) if path.exists() else {}
-        file = own if file is None and own.exists() else file
-        source = _named_default(config.get("chat_template"), path) if file is None else _read_text(file)
-        if source is not None and len(source) > _LONGEST_TEMPLATE:
-            raise FailedPreconditionError(
-                f"{file or folder}: the chat template has {len(source)} characters, the limit is {_LONGEST_TEMPLATE}"
-            )
-        tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
+        """Read and compile the template that `read_template` finds. FailedPreconditionError, which names the file."""
+        source, special_tokens = read_template(folder, file)
         try:
-            return cls(source, {name: text for name, text in tokens.items() if text is not None})
+            return cls(source, special_tokens)
         except InvalidArgumentError as error:
-            raise FailedPreconditionError(f"{file or path}: {error.message}") from error
+            raise FailedPreconditionError(f"{_place(folder, file)}: {error.message}") from error
 
     def render(
         self,
@@ -118,6 +106,31 @@ class ChatTemplate:
             raise InvalidArgumentError(reason, field=field) from error
 
 
+def read_template(folder: Path, file: Path | None = None) -> tuple[str | None, dict[str, str]]:
+    """Read `file`, else chat_template.jinja or, failing that, tokenizer_config.json, which names special tokens.
+
+    The text, None where the folder has no template at all, and those tokens by their names. FailedPreconditionError,
+    which names the file, where one is not what it should be.
+    """
+    path, found = folder / "tokenizer_config.json", _place(folder, file)
+    config = read_object(path) if path.exists() else {}
+    source = _named_default(config.get("chat_template"), path) if found == path else _read_text(found)
+    if source is not None and len(source) > _LONGEST_TEMPLATE:
+        raise FailedPreconditionError(
+            f"{found}: the chat template has {len(source)} characters, the limit is {_LONGEST_TEMPLATE}"
+        )
+    tokens = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
+    return source, {name: text for name, text in tokens.items() if text is not None}
+
+
+def _place(folder: Path, file: Path | None) -> Path:
+    """The file that a folder's template stands in."""
+    own = folder / TEMPLATE_FILE
+    if file is not None:
+        return file
+    return own if own.exists() else folder / "tokenizer_config.json"
+
+
 class _Generation(Extension):
     """Passes through {% generation %} blocks, by which templates mark the assistant's words for training."""
 
@@ -127,6 +140,11 @@ class _Generation(Extension):
         """The nodes inside the block."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def parsed(source: str) -> nodes.Template:
+    """The nodes of a template's text, which nothing has computed yet. TemplateError if it is malformed."""
+    return _environment().parse(source)
 
 
 def _compiled(source: str) -> Template:

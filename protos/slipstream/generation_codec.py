@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from slipstream.generation_types import (
@@ -23,6 +24,8 @@ FINISH_NUMBERS: Final = {
     FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: sampling_pb2.FINISH_REASON_ERROR,
 }
+
+_MOST_KNOWN_STEPS: Final = 1024
 
 
 def read_speculation(message: sampling_pb2.Speculation) -> SpeculationOptions:
@@ -66,7 +69,16 @@ def _write_logprob(entry: TokenLogprob) -> sampling_pb2.TokenLogprob:
 
 
 def read_step(message: sampling_pb2.SpeculationStep) -> SpeculationStep:
-    """What one verify step did."""
+    """What one verify step did. Steps without a trace that are equal are one object: there are few of them."""
+    return _read_step(message) if message.HasField("trace") else _known_step(message.SerializeToString())
+
+
+@lru_cache(_MOST_KNOWN_STEPS)
+def _known_step(encoded: bytes) -> SpeculationStep:
+    return _read_step(sampling_pb2.SpeculationStep.FromString(encoded))
+
+
+def _read_step(message: sampling_pb2.SpeculationStep) -> SpeculationStep:
     sources = tuple(map(_read_source, message.sources)) if message.sources else ()
     trace = _read_trace(message.trace) if message.HasField("trace") else None
     return SpeculationStep(message.drafted, message.accepted, message.proposer, sources, trace)

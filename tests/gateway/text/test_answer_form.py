@@ -46,7 +46,7 @@ def prepare(thinking_folder: Path, tmp_path: Path) -> Prepare:
     ) -> Prepared:
         file = tmp_path / "template.jinja"
         file.write_text(template, "utf-8")
-        jobs = Jobs(
+        jobs = Jobs.load(
             folder, file, max_bytes=1 << 20, max_choices=8, stages=lambda file: None, reasoning_parser=parser
         )  # fmt: skip
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]} | fields

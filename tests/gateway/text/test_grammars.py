@@ -32,7 +32,7 @@ Prepare = Callable[[dict[str, Any]], Prepared]
 
 @pytest.fixture(scope="module")
 def jobs(tokenizer_folder: Path) -> Jobs:
-    return Jobs(tokenizer_folder, max_bytes=1 << 20, max_choices=8, stages=lambda file: None)
+    return Jobs.load(tokenizer_folder, max_bytes=1 << 20, max_choices=8, stages=lambda file: None)
 
 
 @pytest.fixture(scope="module")

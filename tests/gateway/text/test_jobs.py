@@ -18,7 +18,7 @@ WIDE = replace(INFO, max_context=4_000_000)
 
 def test_an_answer_that_would_dwarf_its_request_is_refused(tokenizer_folder: Path) -> None:
     """A token takes a few bytes of the request, and as many as its name has of the answer."""
-    jobs = Jobs(tokenizer_folder, max_bytes=1, max_choices=1, stages=lambda file: None)
+    jobs = Jobs.load(tokenizer_folder, max_bytes=1, max_choices=1, stages=lambda file: None)
 
     def asked(job: Job, body: str) -> bytes:
         answer = jobs.run(job, bytearray(body, "ascii"), WIDE)
@@ -35,7 +35,7 @@ def test_an_answer_that_would_dwarf_its_request_is_refused(tokenizer_folder: Pat
 
 
 def test_calls_of_earlier_answers_may_not_make_more_values_than_a_body_may(tokenizer_folder: Path) -> None:
-    jobs = Jobs(tokenizer_folder, max_bytes=1, max_choices=1, stages=lambda file: None)
+    jobs = Jobs.load(tokenizer_folder, max_bytes=1, max_choices=1, stages=lambda file: None)
     function = {"name": "f", "arguments": json.dumps({"a": [{}] * 100})}
     calls = [{"id": "a", "type": "function", "function": function}] * 50
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]

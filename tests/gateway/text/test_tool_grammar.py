@@ -54,7 +54,7 @@ def prepared(tokenizer_folder: Path, tmp_path: Path) -> Any:
     def prepared(template: str = TEMPLATE, **fields: Any) -> Prepared:
         file = tmp_path / "template.jinja"
         file.write_text(template, "utf-8")
-        jobs = Jobs(
+        jobs = Jobs.load(
             tokenizer_folder, file, max_bytes=1 << 20, max_choices=8, stages=lambda file: None, reasoning_parser="none"
         )
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS} | fields
