@@ -16,7 +16,7 @@ from gateway.core.request import Delta
 from gateway.generation.generation import Generation
 from gateway.openai.prompt_logprobs import (
     LEAST_LOGPROB,
-    PromptChunks,
+    PromptLogprobStream,
     PromptWriter,
     Splicer,
     token_name,
@@ -133,7 +133,7 @@ class OutputWriter:
         }
         self._plain = not (options.logprobs or options.return_token_ids)
         self._templates: list[tuple[bytes, bytes]] = []
-        self._prompts: list[PromptChunks] = []  # of a streamed echo with logprobs, by choice
+        self._prompts: list[PromptLogprobStream] = []  # of a streamed echo with logprobs, by choice
 
     @property
     def model(self) -> str:
@@ -151,7 +151,7 @@ class OutputWriter:
         bodies = self._shape.opening(self._generation, self._options)
         if self._options.echoes_logprobs:
             self._prompts = [
-                PromptChunks(request.prompt_token_ids, self._tokenizer) for request in self._generation.requests
+                PromptLogprobStream(request.prompt_token_ids, self._tokenizer) for request in self._generation.requests
             ]
             for prompt, body in zip(self._prompts, bodies, strict=True):
                 body["choices"][0]["logprobs"] = prompt.first()

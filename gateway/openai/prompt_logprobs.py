@@ -105,7 +105,7 @@ class PromptWriter:
         return str(token), {"logprob": value, "rank": rank, "decoded_token": self._names[token]}
 
 
-class PromptChunks:
+class PromptLogprobStream:
     """The same as plain completions stream it: a token's entries once its logprob has come."""
 
     def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer) -> None:

@@ -60,7 +60,7 @@ def chat(options: ChatOptions, message: str | None) -> int:
     """Answer one message, or talk until the end of input; returns the exit status."""
     console = Console(highlight=False)
     with Client(options.address, api_key=options.api_key, credentials=options.tls) as client:
-        conversation = Conversation(client, options, console)
+        conversation = ChatSession(client, options, console)
         try:
             if message is not None:
                 conversation.answer(message)
@@ -71,7 +71,7 @@ def chat(options: ChatOptions, message: str | None) -> int:
             return 1
 
 
-class Conversation:
+class ChatSession:
     """The messages so far, and how an answer is asked for and shown."""
 
     def __init__(self, client: Client, options: ChatOptions, console: Console) -> None:
@@ -144,7 +144,7 @@ def summary(events: list[Event], seconds: float) -> str:
     )
 
 
-def _converse(conversation: Conversation, console: Console) -> int:
+def _converse(conversation: ChatSession, console: Console) -> int:
     console.print(step_tree_legend() if conversation.shows_trees else legend())
     console.print(f"[dim]{RESET} starts over, /quit or Ctrl-D ends[/dim]")
     while True:

@@ -15,7 +15,7 @@ MAX_STREAMS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BatchItem:
     """One output to generate."""
 
     token_ids: Sequence[int]
@@ -51,14 +51,14 @@ class _Streams:
                 stream.close()
 
 
-def complete(client: Client, jobs: Sequence[Job]) -> Generator[tuple[int, Completion]]:
+def complete(client: Client, jobs: Sequence[BatchItem]) -> Generator[tuple[int, Completion]]:
     """Yield index and output of each job, in order of completion.
 
     What is left is cancelled at the first error, which is raised, and when the iterator is closed.
     """
     streams = _Streams()
 
-    def generate(job: Job) -> Completion:
+    def generate(job: BatchItem) -> Completion:
         return streams.read(client.stream(token_ids=job.token_ids, **job.options))
 
     with ThreadPoolExecutor(max(1, min(MAX_STREAMS, len(jobs))), thread_name_prefix="generate") as threads:

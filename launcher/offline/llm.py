@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from tqdm import tqdm
 
 from launcher.offline.argument_checks import check_type, check_unoffered
-from launcher.offline.batch import Job, complete
+from launcher.offline.batch import BatchItem, complete
 from launcher.offline.engine_arguments import verify_flags
 from launcher.offline.prompts import Prompt, read_conversations, read_prompts
 from launcher.offline.sampling_params import SamplingParams
@@ -250,7 +250,7 @@ class LLM:
             raise ValueError(f"{count} prompts, but {len(given)} sampling parameters")
         return list(given)
 
-    def _job(self, token_ids: list[int], params: SamplingParams, choice: int) -> Job:
+    def _job(self, token_ids: list[int], params: SamplingParams, choice: int) -> BatchItem:
         options = params.options()
         options["choice_index"] = choice
         options["speculation"] = self._speculation
@@ -258,7 +258,7 @@ class LLM:
             options.pop("prompt_logprobs", None)  # the first choice has them
         if "seed" not in options and self._seeds is not None:
             options["seed"] = self._seeds.getrandbits(SEED_BITS)
-        return Job(token_ids, options)
+        return BatchItem(token_ids, options)
 
 
 def _bar(use_tqdm: bool | Bar, total: int) -> Any:

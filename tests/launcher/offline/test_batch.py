@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.offline.batch import Job, complete
+from launcher.offline.batch import BatchItem, complete
 from slipstream import Client
 from slipstream.completion import Options, SpeculationOptions
 from slipstream.rpc.errors import ResourceExhaustedError
@@ -19,8 +19,8 @@ from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 from support.models import write_tokenizer
 
-STALLED = Job([65, 66], Options(max_tokens=9, ignore_eos=True, timeout=300))
-REFUSED = Job([65, 66], Options(speculation=SpeculationOptions(proposer="busy")))
+STALLED = BatchItem([65, 66], Options(max_tokens=9, ignore_eos=True, timeout=300))
+REFUSED = BatchItem([65, 66], Options(speculation=SpeculationOptions(proposer="busy")))
 """The fake service takes no request for this proposer."""
 
 
@@ -39,7 +39,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeVerif
 def test_yields_every_output_under_its_index(served: tuple[FakeVerify, Client]) -> None:
     verify, client = served
     verify.reset()
-    jobs = [Job([65, 66], Options(max_tokens=count, ignore_eos=True)) for count in range(1, 80)]
+    jobs = [BatchItem([65, 66], Options(max_tokens=count, ignore_eos=True)) for count in range(1, 80)]
     done = dict(complete(client, jobs))
     assert [len(done[index].token_ids) for index in range(79)] == list(range(1, 80))
     assert list(complete(client, [])) == []
