@@ -101,8 +101,8 @@ class DevicePassQueue:
 
     def publish(self, record: Follow, enqueued: EnqueuedRound) -> None:
         parity = record.number % PARITIES
-        side, table = self.sides[parity], self._table(record, enqueued)
         groups = _by_round(record.values, enqueued)
+        side, table = self.sides[parity], self._table(record, enqueued, [row for _, rows in groups for row in rows])
         op = ops.publish_trees if table.is_cuda else ops.publish_trees_reference
         first = 0
         with self._on_stream():
@@ -125,13 +125,12 @@ class DevicePassQueue:
         except DeviceMemoryError as error:
             _log.warning("verify's memory is still mapped: %s", error)
 
-    def _table(self, record: Follow, enqueued: EnqueuedRound) -> torch.Tensor:
-        """What says where each tree goes, on its way to the device, by the round that has it."""
+    def _table(self, record: Follow, enqueued: EnqueuedRound, rows: Sequence[int]) -> torch.Tensor:
+        """What says where the tree of each of these rows goes, on its way to the device."""
         parity = record.number % PARITIES
         before = self._published[parity]
         if before is not None:
             before.synchronize()  # the pass but one before it: as a rule long over
-        rows = [row for _, rows in _by_round(record.values, enqueued) for row in rows]
         lines = [_line(record.number, record.values[row], row, enqueued.trees[row]) for row in rows]
         host, table = self._host_tables[parity][: len(lines)], self._tables[parity][: len(lines)]
         host.copy_(torch.from_numpy(np.array(lines, np.int32).reshape(-1, ops.TABLE)))

@@ -82,10 +82,14 @@ class Attachment:
 
     _indices: dict[str, int] = field(init=False)
     """Of the offers, by name."""
+    _following: frozenset[int] = field(init=False)
+    """Ids of the statistics of those offers that draft behind a step under way."""
 
     def __post_init__(self) -> None:
         self._indices = {offer.name: index for index, offer in reversed(list(enumerate(self.request.offers)))}
         self.stats = tuple(DraftStats() for _ in self.request.offers)
+        offered = zip(self.request.offers, self.stats, strict=True)
+        self._following = frozenset(id(stats) for offer, stats in offered if offer.follows)
         self.share = 1.0 if self.request.share is None else self.request.share
 
     @property
@@ -106,9 +110,7 @@ class Attachment:
         """Whether the proposer of a slot's request does."""
         if self.queue is None:
             return self.follow is not None
-        return any(
-            offer.follows and stats is slot.stats for offer, stats in zip(self.request.offers, self.stats, strict=True)
-        )
+        return id(slot.stats) in self._following
 
     @property
     def live(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slipstream_kernels.device_queue import PARITIES, QueueSide, next_number, queue_sides
 from slipstream_kernels.device_tree import DeviceTree
@@ -73,15 +74,18 @@ class DeviceQueue:
         """
         values = values[: self.memory.rows]
         number = next_number(self._number)
-        if not tell(Follow(number, [value._replace(row=row) for row, value in enumerate(values)])):
+        told = [
+            EnqueueRequest(stamp, row, rows, place, max_nodes, max_depth)
+            for row, (stamp, _, rows, place, max_nodes, max_depth) in enumerate(values)
+        ]
+        if not tell(Follow(number, told)):
             return EnqueuedRound()
         self._number = number
         parity = number % PARITIES
         host, table, side = self._host_tables[parity], self._tables[parity][: len(values)], self._sides[parity]
-        lines = np.array([_line(number, row, value) for row, value in enumerate(values)], np.int32)
-        host[: len(lines)] = torch.from_numpy(lines)
+        _fill_table(number, values, host.numpy())
         with self.own_stream():
-            table.copy_(host[: len(lines)], non_blocking=True)
+            table.copy_(host[: len(values)], non_blocking=True)
             if self._stream is not None and outcome.ready is not None:
                 self._stream.wait_event(outcome.ready)
             op = ops.publish_outcomes if table.is_cuda else ops.publish_outcomes_reference
@@ -246,14 +250,13 @@ class QueuedRound:
         self._queue.note_verified(self)
 
 
-def _line(number: int, row: int, value: EnqueueRequest) -> list[int]:
-    """A line of the ops' table."""
-    stamp, line = value.stamp, [0] * ops.TABLE
-    line[ops.SOURCE], line[ops.PLACE] = value.row, row
-    line[ops.HEADER : ops.HEADER + ops.HEADED] = header(number, stamp.slot, stamp.generation, stamp[3], stamp[4])
-    line[ops.NODES], line[ops.DEPTH] = value.max_nodes - 1, value.max_depth
-    return line
-
-
-def header(number: int, slot: int, generation: int, length: int, root: int) -> list[int]:
-    return [number, slot, generation & _GENERATION, length, root]
+def _fill_table(number: int, values: Sequence[EnqueueRequest], table: NDArray[np.int32]) -> None:
+    """Write the lines of the ops' table, int32 [any, TABLE], whose other columns are 0."""
+    flat: list[int] = []
+    for (_, slot, generation, length, root), row, _, _, max_nodes, max_depth in values:
+        flat += (row, slot, generation & _GENERATION, length, root, max_nodes - 1, max_depth)
+    columns, lines = np.array(flat, np.int32).reshape(-1, 7), table[: len(values)]
+    lines[:, ops.SOURCE], lines[:, ops.PLACE] = columns[:, 0], np.arange(len(values))
+    lines[:, ops.HEADER] = number
+    lines[:, ops.HEADER + 1 : ops.HEADER + ops.HEADED] = columns[:, 1:5]
+    lines[:, ops.NODES], lines[:, ops.DEPTH] = columns[:, 5], columns[:, 6]
