@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gateway.tokens.detokenizer import Detokenizer
 from gateway.tokens.tokenizer import Tokenizer
-from slipstream.generation_types import SpeculationStep
+from slipstream.generation_types import SpeculationStep, StepTrace
 
 
 class TraceTexts:
@@ -41,6 +39,9 @@ class TraceTexts:
         texts, self._texts = self._texts, []
         if step is None or step.trace is None:
             return step
-        nodes = tuple("" if token is None else self._tokenizer.token_text(token) for token in step.trace.token_ids)
+        trace, text_of = step.trace, self._tokenizer.token_text
+        nodes = tuple(["" if token is None else text_of(token) for token in trace.token_ids])
         texts += [""] * (used - len(texts))
-        return replace(step, trace=replace(step.trace, node_texts=nodes, texts=tuple(texts)))
+        told = StepTrace(trace.position, trace.token_ids, trace.parents, trace.log_probs, trace.sources, trace.accepted,
+                         trace.pass_rows, trace.pass_seconds, nodes, tuple(texts))  # fmt: skip
+        return SpeculationStep(step.drafted, step.accepted, step.proposer, step.sources, told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -94,35 +95,47 @@ def write_step(step: SpeculationStep, message: sampling_pb2.SpeculationStep) -> 
 
 
 def _read_trace(message: sampling_pb2.StepTrace) -> StepTrace:
-    withheld = frozenset(message.withheld)
-    names = tuple(message.proposers)
+    """Slices, as they are taken in one piece; fields that are mostly empty are looked at first."""
+    token_ids: Sequence[int | None] = message.token_ids[:]
+    if message.withheld:
+        withheld = frozenset(message.withheld)
+        token_ids = [None if node in withheld else token for node, token in enumerate(token_ids)]
+    sources: tuple[str, ...] = ()
+    if message.sources:
+        names = message.proposers[:]
+        sources = tuple([names[source] for source in message.sources[:]])
     return StepTrace(
-        position=message.position,
-        token_ids=tuple(None if node in withheld else token for node, token in enumerate(message.token_ids)),
-        parents=tuple(message.parents),
-        log_probs=tuple(message.log_probs),
-        sources=tuple(names[source] for source in message.sources),
-        accepted=tuple(message.accepted),
-        pass_rows=message.pass_rows,
-        pass_seconds=message.pass_seconds,
-        node_texts=tuple(message.node_texts),
-        texts=tuple(message.texts),
+        message.position,
+        tuple(token_ids),
+        tuple(message.parents[:]),
+        tuple(message.log_probs[:]),
+        sources,
+        tuple(message.accepted[:]),
+        message.pass_rows,
+        message.pass_seconds,
+        tuple(message.node_texts[:]) if message.node_texts else (),
+        tuple(message.texts[:]) if message.texts else (),
     )
 
 
 def _write_trace(trace: StepTrace, message: sampling_pb2.StepTrace) -> None:
     """Fill in `message`, which counts as set even where all is 0."""
     message.position, message.pass_rows, message.pass_seconds = trace.position, trace.pass_rows, trace.pass_seconds
-    message.token_ids.extend(0 if token is None else token for token in trace.token_ids)
-    message.withheld.extend(node for node, token in enumerate(trace.token_ids) if token is None)
-    message.parents.extend(trace.parents)
-    message.log_probs.extend(trace.log_probs)
-    places = {name: place for place, name in enumerate(dict.fromkeys(trace.sources))}
-    message.proposers.extend(places)
-    message.sources.extend(places[name] for name in trace.sources)
-    message.accepted.extend(trace.accepted)
-    message.node_texts.extend(trace.node_texts)
-    message.texts.extend(trace.texts)
+    if token_ids := trace.token_ids:
+        if None in token_ids:
+            message.withheld.extend([node for node, token in enumerate(token_ids) if token is None])
+        message.token_ids.extend([0 if token is None else token for token in token_ids])
+        message.parents.extend(trace.parents)
+        message.log_probs.extend(trace.log_probs)
+        message.accepted.extend(trace.accepted)
+    if trace.sources:
+        places = {name: place for place, name in enumerate(dict.fromkeys(trace.sources))}
+        message.proposers.extend(places)
+        message.sources.extend([places[name] for name in trace.sources])
+    if trace.node_texts:
+        message.node_texts.extend(trace.node_texts)
+    if trace.texts:
+        message.texts.extend(trace.texts)
     message.SetInParent()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slipstream.generation_types import SpeculationStep, StepTrace
 from verify_service.core.step_result import VerifyResult
 
@@ -29,4 +27,4 @@ def traced(
             pass_rows=pass_rows,
             pass_seconds=pass_seconds,
         )
-    return replace(step, trace=trace)
+    return SpeculationStep(step.drafted, step.accepted, step.proposer, step.sources, trace)

@@ -207,7 +207,8 @@ class VerifyServicer:
         """The output as its client may have it."""
         if output.step is None or output.step.trace is None or self.backend is None:
             return output
-        return replace(output, step=without_other_texts(output.step, self.backend.link.remembers))
+        step = without_other_texts(output.step, self.backend.link.remembers)
+        return output if step is output.step else replace(output, step=step)
 
     def _ready(self) -> Backend:
         if self.backend is None:

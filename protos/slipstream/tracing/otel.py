@@ -11,11 +11,14 @@ import time
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes as OtelAttributes
 
@@ -28,24 +31,67 @@ OTLP: Final = "otlp"
 _PROTOCOLS: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _GROUP: Final = "opentelemetry_traces_exporter"
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
+_FAILED: Final = Status(StatusCode.ERROR)
+_UNSET: Final = Status(StatusCode.UNSET)
+_MANY: Final = 128
+"""Attributes of a span, where the SDK has no limit."""
 
 
 class OtelTracer:
-    """Spans of kind SERVER, all of one provider that is not the process's global one."""
+    """Spans of kind SERVER. Sampler, ids and resource are those of a provider that is not the process's global one.
+
+    A span is handed to the SDK once it is complete, as the SDK's own spans take several times the processor time.
+    """
 
     def __init__(self, service: str, exporter: SpanExporter) -> None:
         """`service` is what `service.name` says unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES do."""
         self._provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("slipstream", __version__)
+        self._processor = BatchSpanProcessor(exporter)
+        self._provider.add_span_processor(self._processor)
+        self._scope = InstrumentationScope("slipstream", __version__)
+        self._limits = SpanLimits()
 
     def start(self, name: str, context: RequestContext, begun: float) -> OtelSpan:
         """See Tracer."""
-        offset = time.time_ns() - time.monotonic_ns()
-        carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}
-        parent = _PROPAGATOR.extract(carrier, Context()) if context.traceparent else Context()
-        span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=_nanoseconds(begun, offset))
-        return OtelSpan(span, context.request_id, offset)
+        told, parent = Context(), None
+        if context.traceparent:
+            carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}
+            told = _PROPAGATOR.extract(carrier, told)
+            found = get_current_span(told).get_span_context()
+            parent = found if found.is_valid else None
+        ids = self._provider.id_generator
+        trace_id = ids.generate_trace_id() if parent is None else parent.trace_id
+        sampled = self._provider.sampler.should_sample(told, trace_id, name, SpanKind.SERVER)
+        flags = TraceFlags.SAMPLED if sampled.decision is Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT
+        if ids.is_trace_id_random() if parent is None else parent.trace_flags.random_trace_id:
+            flags |= TraceFlags.RANDOM_TRACE_ID
+        own = SpanContext(trace_id, ids.generate_span_id(), False, TraceFlags(flags), sampled.trace_state)
+        return OtelSpan(self, name, own, parent, begun, context.request_id, sampled.attributes)
+
+    def finish(self, span: OtelSpan, attributes: dict[str, Any], *, failed: bool) -> None:
+        """Have a span sent, as it is now."""
+        limits = self._limits
+        if limits.max_span_attribute_length is not None or len(attributes) > (limits.max_span_attributes or _MANY):
+            attributes = cast(
+                Any,
+                BoundedAttributes(
+                    limits.max_span_attributes, attributes, max_value_len=limits.max_span_attribute_length
+                ),
+            )
+        done = ReadableSpan(
+            name=span.name,
+            context=span.own,
+            parent=span.parent,
+            resource=self._provider.resource,
+            attributes=attributes,
+            events=span.events,
+            kind=SpanKind.SERVER,
+            status=_FAILED if failed else _UNSET,
+            start_time=_nanoseconds(span.begun, span.offset),
+            end_time=_nanoseconds(time.monotonic(), span.offset),
+            instrumentation_scope=self._scope,
+        )
+        self._processor.on_end(done)
 
     def close(self, seconds: float) -> None:
         """See Tracer. The SDK's own end may take longer than it is told, and is then left alone."""
@@ -57,26 +103,39 @@ class OtelTracer:
 class OtelSpan:
     """See Span. `offset` is the time since the epoch at time.monotonic() 0, in nanoseconds."""
 
-    __slots__ = ("_offset", "_span", "context", "recording", "trace_id")
+    __slots__ = ("_attributes", "_tracer", "begun", "context", "events", "name", "offset", "own", "parent", "recording",
+                 "trace_id")  # fmt: skip
 
-    def __init__(self, span: Span, request_id: str, offset: int) -> None:
-        self._span, self._offset = span, offset
-        own = span.get_span_context()
-        self.recording = span.is_recording()
+    def __init__(
+        self,
+        tracer: OtelTracer,
+        name: str,
+        own: SpanContext,
+        parent: SpanContext | None,
+        begun: float,
+        request_id: str,
+        attributes: OtelAttributes,
+    ) -> None:
+        """`attributes` are the sampler's."""
+        self._tracer, self._attributes = tracer, attributes
+        self.name, self.own, self.parent, self.begun = name, own, parent, begun
+        self.offset = time.time_ns() - time.monotonic_ns()
+        self.events: list[Event] = []
+        self.recording = own.trace_flags.sampled
         self.trace_id = f"{own.trace_id:032x}" if self.recording else ""
-        parent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
-        self.context = RequestContext(request_id, parent, own.trace_state.to_header())
+        header = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+        self.context = RequestContext(request_id, header, own.trace_state.to_header())
 
     def add_event(self, name: str, at: float, attributes: Attributes = NONE) -> None:
-        self._span.add_event(name, _known(attributes), _nanoseconds(at, self._offset))
+        if self.recording:
+            self.events.append(Event(name, _known(attributes), _nanoseconds(at, self.offset)))
 
     def end(self, attributes: Attributes = NONE, *, name: str = "", failed: bool = False) -> None:
-        if name:
-            self._span.update_name(name)
-        self._span.set_attributes(cast(Any, _known(attributes)))
-        if failed:
-            self._span.set_status(StatusCode.ERROR)
-        self._span.end(_nanoseconds(time.monotonic(), self._offset))
+        if not self.recording:
+            return
+        self.recording = False
+        self.name = name or self.name
+        self._tracer.finish(self, {**(self._attributes or {}), **_known(attributes)}, failed=failed)
 
 
 def make_exporter(name: str, endpoint: str) -> SpanExporter:
@@ -91,6 +150,10 @@ def make_exporter(name: str, endpoint: str) -> SpanExporter:
     if not found:
         known = ", ".join(sorted({entry.name for entry in entry_points(group=_GROUP)}))
         raise FailedPreconditionError(f"no exporter of traces named {name!r} is installed; there are {known}")
+    if name == _PROTOCOLS["grpc"]:
+        from slipstream.tracing.otlp_exporter import OtlpExporter
+
+        return OtlpExporter(endpoint=endpoint or None)
     made: SpanExporter = found[0].load()(**({"endpoint": endpoint} if endpoint else {}))
     return made
 
@@ -103,8 +166,8 @@ def _resource(service: str) -> Resource:
     return told.merge(own) if named.startswith("unknown_service") else own.merge(told)
 
 
-def _known(attributes: Attributes) -> OtelAttributes:
-    return cast(OtelAttributes, {name: value for name, value in attributes.items() if value is not None})
+def _known(attributes: Attributes) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _nanoseconds(seconds: float, offset: int) -> int:

@@ -1,0 +1,1 @@
+"""What spans of OpenTelemetry and traces of speculation cost."""
