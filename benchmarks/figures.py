@@ -22,9 +22,10 @@ from benchmarks.lib.repository import ROOT
 from benchmarks.proposers import tables as proposer_tables
 from benchmarks.serving import tables as serving_tables
 from benchmarks.speculation import report
+from benchmarks.trace_cost import tables as trace_cost_tables
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = tuple(ROOT / "docs" / name for name in ("exactness.md", "performance.md", "proposers.md"))
+PAGES = tuple(ROOT / "docs" / name for name in ("exactness.md", "observability.md", "performance.md", "proposers.md"))
 _BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z0-9_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Content = dict[str, Any]
@@ -220,6 +221,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "serving": serving_tables.text,
     "cpu_speed": cpu_speed,
     "gateway_cost": gateway_cost,
+    "trace_cost": trace_cost_tables.text,
     "drafter_faults_shm": drafter_faults,
     "drafter_faults_grpc": drafter_faults,
     "drafter_faults_gpu": drafter_faults_gpu,
