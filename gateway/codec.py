@@ -14,8 +14,8 @@ from gateway.core.request import (
     ChoiceRequest,
     Delta,
     Drafter,
-    Proposer,
     ProposerRefusal,
+    ReportedProposer,
     Sampling,
     ServiceState,
     StepOutput,
@@ -69,7 +69,7 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
         max_nodes=message.max_nodes,
         max_requests=message.max_running + message.max_queued,
         eos_token_ids=frozenset(message.eos_token_ids),
-        proposers=tuple(Proposer(entry.name, entry.attached, entry.preparing) for entry in message.proposers),
+        proposers=tuple(ReportedProposer(entry.name, entry.attached, entry.preparing) for entry in message.proposers),
         default_proposer=message.default_proposer,
         build=(
             message.version,

@@ -16,7 +16,7 @@ from gateway.core import request_id
 from gateway.core.request import ChoiceRequest
 from gateway.generation.generation import Generation
 from gateway.service import Gateway
-from gateway.text.prepared import Job
+from gateway.text.prepared import WorkerTask
 from slipstream.rpc.errors import codes_of
 from slipstream.rpc.server import abort
 from slipstream.tracing.names import OPERATION_CHAT, OPERATION_COMPLETION
@@ -95,7 +95,7 @@ class GatewayServicer:
         tenant = self._authenticate(context)
         codec.check_size(data, self._most)
         info = self._gateway.model()
-        request = await self._gateway.prepare(Job.GENERATE, data, info)
+        request = await self._gateway.prepare(WorkerTask.GENERATE, data, info)
         if request.prompt_field.startswith("chat"):
             access.operation = OPERATION_CHAT
         choice_request = ChoiceRequest(

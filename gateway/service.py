@@ -25,7 +25,7 @@ from gateway.core.limits import (
 from gateway.core.request import ChoiceRequest, VerifyInfo
 from gateway.core.sampling_defaults import completed, read_defaults
 from gateway.drafters.drafter_wait import DrafterWait
-from gateway.generation.generation import Backend, FieldNames, Generation, Running
+from gateway.generation.generation import FieldNames, Generation, GenerationContext, Running
 from gateway.generation.traced_choices import TracedChoices
 from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
@@ -33,7 +33,7 @@ from gateway.replicas.replica import Replica
 from gateway.replicas.verify_client import VerifyClient
 from gateway.text.in_process.small_requests import SmallRequests
 from gateway.text.pool import TextWorkers
-from gateway.text.prepared import Job, Prepared
+from gateway.text.prepared import Prepared, WorkerTask
 from gateway.tokens.tokenizer import Tokenizer
 from slipstream.rpc.errors import UnavailableError
 from slipstream.tracing.opening import open_tracer
@@ -87,7 +87,7 @@ class Gateway:
             metrics.publish_vllm_names(lambda: self.client.model_name)
         self._draining = False
         self._running = Running()
-        self._backend = Backend(
+        self._backend = GenerationContext(
             self.tokenizer,
             self.client,
             self.metrics,
@@ -155,7 +155,7 @@ class Gateway:
         self.check_draining()
         return self.client.info
 
-    async def prepare(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> Prepared:
+    async def prepare(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> Prepared:
         """Read a request and tokenise its prompts: here if that is cheap, else in a text worker.
 
         InvalidArgumentError naming the field, NotFoundError, and those of `TextWorkers`.

@@ -100,7 +100,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposer:
+class ReportedProposer:
     """A proposer as the verify service reports it. preparing: the service still does work ahead for its requests."""
 
     name: str
@@ -152,7 +152,7 @@ class VerifyInfo:
     max_nodes: int
     max_requests: int  # that run or queue there
     eos_token_ids: frozenset[int]
-    proposers: tuple[Proposer, ...]
+    proposers: tuple[ReportedProposer, ...]
     default_proposer: str
     build: tuple[str, ...] = ()
     """Version, device type, mode, attention, tensor parallel size: what besides the model decides on bits."""

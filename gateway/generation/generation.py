@@ -64,7 +64,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class GenerationContext:
     """What every generation of a process uses. `max_buffered`: outputs a reader may leave unread."""
 
     tokenizer: Tokenizer
@@ -111,7 +111,12 @@ class Generation:
                  "arrival", "choices", "info", "requests", "seed", "timings")  # fmt: skip
 
     def __init__(
-        self, requests: Sequence[ChoiceRequest], info: VerifyInfo, seed: int, backend: Backend, names: FieldNames
+        self,
+        requests: Sequence[ChoiceRequest],
+        info: VerifyInfo,
+        seed: int,
+        backend: GenerationContext,
+        names: FieldNames,
     ) -> None:
         self.requests = requests
         self.info = info

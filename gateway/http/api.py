@@ -29,7 +29,7 @@ from gateway.openai.output import CompletionShape, OutputOptions, OutputWriter, 
 from gateway.openai.types import ModelEntry, ModelList, Readiness, Services, ShareSet
 from gateway.service import READY, Gateway
 from gateway.text.body import read_body
-from gateway.text.prepared import Job, Prepared
+from gateway.text.prepared import Prepared, WorkerTask
 from gateway.web.page import page_routes
 from slipstream.rpc.errors import CancelledError, PayloadTooLargeError, PermissionDeniedError, SlipstreamError
 
@@ -115,19 +115,19 @@ class OpenAiApi:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, written under the model's own chat template."""
-        return await self._generate(request, Job.CHAT, ChatShape(self._reasoning_fields))
+        return await self._generate(request, WorkerTask.CHAT, ChatShape(self._reasoning_fields))
 
     async def complete(self, request: Request) -> Response:
         """Continue a text, or several."""
-        return await self._generate(request, Job.COMPLETION, CompletionShape())
+        return await self._generate(request, WorkerTask.COMPLETION, CompletionShape())
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text, or of a conversation as the model's chat template writes it."""
-        return await self._write(request, Job.TOKENIZE_HTTP)
+        return await self._write(request, WorkerTask.TOKENIZE_HTTP)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        return await self._write(request, Job.DETOKENIZE_HTTP)
+        return await self._write(request, WorkerTask.DETOKENIZE_HTTP)
 
     async def version(self) -> Response:
         """The version of this server."""
@@ -164,7 +164,7 @@ class OpenAiApi:
     def _authenticate(self, request: Request) -> str | None:
         return self._gateway.keys.tenant_of(request.headers.getlist("authorization"))
 
-    async def _write(self, request: Request, job: Job) -> Response:
+    async def _write(self, request: Request, job: WorkerTask) -> Response:
         """The answer that a text worker writes."""
         self._authenticate(request)
         raw = await _read_body(request, self._gateway.settings.max_body_bytes)
@@ -172,7 +172,7 @@ class OpenAiApi:
         self._gateway.metrics.answered("http", "200")
         return Response(body, media_type="application/json")
 
-    async def _generate(self, request: Request, job: Job, shape: Shape) -> Response:
+    async def _generate(self, request: Request, job: WorkerTask, shape: Shape) -> Response:
         access = access_of(request.scope)
         self._gateway.tracing.begin(access, shape.operation)
         tenant = self._authenticate(request)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from gateway.text.frames import ANSWER, Kind, read_answer, request_head
-from gateway.text.prepared import Job
+from gateway.text.prepared import WorkerTask
 
 _LAST_LOOK_SECONDS: Final = 0.05
 CHECK_SECONDS: Final = 0.5
@@ -53,7 +53,7 @@ class WorkerConnection(asyncio.Protocol):
         """See asyncio. The worker says that it is ready by an answer nobody asked for."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own has no such base
 
-    def ask(self, job: Job, facts: bytes, payload: bytes | bytearray) -> asyncio.Future[Any]:
+    def ask(self, job: WorkerTask, facts: bytes, payload: bytes | bytearray) -> asyncio.Future[Any]:
         """Start a job for the model of these pickled facts, which cross where they are other than the last job's.
 
         The result is the answer, the SlipstreamError that it raised, or WorkerEndedError. An answer whose check ends

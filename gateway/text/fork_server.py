@@ -44,7 +44,7 @@ KILL: Final = b"K"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ForkServerOptions:
     """What the fork server is started with."""
 
     parent: int
@@ -64,7 +64,7 @@ class Options:
 def main() -> None:
     """Load, then fork workers until the gateway has gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    options = Options(**json.loads(sys.argv[2]))
+    options = ForkServerOptions(**json.loads(sys.argv[2]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end_with(options.parent)
@@ -76,7 +76,7 @@ def main() -> None:
     _ForkServer(control, jobs, options.worker_memory_bytes).run()
 
 
-def _load(control: socket.socket, options: Options) -> Jobs:
+def _load(control: socket.socket, options: ForkServerOptions) -> Jobs:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(options.loading_memory_bytes)
     try:

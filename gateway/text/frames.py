@@ -14,7 +14,7 @@ import struct
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from gateway.text.prepared import Job
+from gateway.text.prepared import WorkerTask
 
 _REQUEST: Final = struct.Struct("<BII")
 ANSWER: Final = struct.Struct("<BI")
@@ -35,12 +35,12 @@ class Kind(IntEnum):
 class Request(NamedTuple):
     """A job for a worker. Empty `facts`: the last that were sent."""
 
-    job: Job
+    job: WorkerTask
     facts: bytes
     payload: bytearray
 
 
-def request_head(job: Job, facts: bytes, payload: bytes | bytearray) -> bytes:
+def request_head(job: WorkerTask, facts: bytes, payload: bytes | bytearray) -> bytes:
     """What goes before the payload of a request."""
     return _REQUEST.pack(job, len(facts), len(payload)) + facts
 
@@ -56,7 +56,7 @@ def read_request(connection: socket.socket) -> Request | None:
         return None
     facts = bytes(data[_REQUEST.size : header_end])
     del data[:header_end]
-    return Request(Job(job), facts, data)
+    return Request(WorkerTask(job), facts, data)
 
 
 def write_answer(connection: socket.socket, answer: object, kind: Kind = Kind.RESULT) -> None:

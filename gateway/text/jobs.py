@@ -36,7 +36,7 @@ from gateway.text.body import read_body
 from gateway.text.conversation import Conversation, conversation
 from gateway.text.grammars import Check, Wanted, checked, wanted_grammar
 from gateway.text.json_values import Values, check_texts
-from gateway.text.prepared import Job, Prepared, token_array
+from gateway.text.prepared import Prepared, WorkerTask, token_array
 from gateway.text.wire_fields import check_fields
 from gateway.tokens.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message
@@ -113,7 +113,7 @@ class Jobs:
 
     def run(
         self,
-        job: Job,
+        job: WorkerTask,
         data: bytearray,
         info: VerifyInfo,
         unchecked: Callable[[Prepared], None] = lambda prepared: None,
@@ -123,19 +123,19 @@ class Jobs:
         `unchecked` is handed a request that is read but for the check of its grammar, which may take long.
         """
         match job:
-            case Job.CHAT:
+            case WorkerTask.CHAT:
                 return _checked(*self.chat(*read_body(data, ChatCompletionRequest), info), unchecked)
-            case Job.COMPLETION:
+            case WorkerTask.COMPLETION:
                 return _checked(*self.complete(*read_body(data, CompletionRequest), info), unchecked)
-            case Job.GENERATE:
+            case WorkerTask.GENERATE:
                 return _checked(*self.generate(self._read(gateway_pb2.GenerateRequest, data), info), unchecked)
-            case Job.TOKENIZE:
+            case WorkerTask.TOKENIZE:
                 request = self._read(gateway_pb2.TokenizeRequest, data)
                 check_model(request.model, info)
                 return self._prompt(request, info)[0]
-            case Job.TOKENIZE_HTTP:
+            case WorkerTask.TOKENIZE_HTTP:
                 return _answer(self._tokenize(data, info), "prompt")
-            case Job.DETOKENIZE_HTTP:
+            case WorkerTask.DETOKENIZE_HTTP:
                 return _answer(self._detokenize(data, info), "tokens")
 
     def chat(self, body: ChatCompletionRequest, values: Values, info: VerifyInfo) -> Unchecked:

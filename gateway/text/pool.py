@@ -16,8 +16,8 @@ from typing import Any, Final
 from gateway.config import GatewaySettings
 from gateway.core.request import VerifyInfo
 from gateway.text.connection import WorkerConnection, WorkerEndedError
-from gateway.text.fork_server import Options
-from gateway.text.prepared import FIELDS, Job, Prepared
+from gateway.text.fork_server import ForkServerOptions
+from gateway.text.prepared import FIELDS, Prepared, WorkerTask
 from gateway.text.queue import WorkerQueue
 from gateway.text.server_process import ServerProcess
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
@@ -41,7 +41,7 @@ class TextWorkers:
         """`on_end` is told why a worker ended: "deadline" or "crash"."""
         self._settings = settings
         self._on_end = on_end
-        self._options = Options(
+        self._options = ForkServerOptions(
             parent=os.getpid(),
             model=os.fspath(settings.model),
             chat_template="" if settings.chat_template is None else os.fspath(settings.chat_template),
@@ -88,7 +88,7 @@ class TextWorkers:
             self._server.close()
             self._server = None
 
-    async def prepare(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> Prepared:
+    async def prepare(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> Prepared:
         """Read a request and tokenise its prompts. InvalidArgumentError naming the field, NotFoundError."""
         prepared = await self._run(job, payload, info)
         assert isinstance(prepared, Prepared)
@@ -96,15 +96,15 @@ class TextWorkers:
 
     async def tokenize(self, payload: bytes, info: VerifyInfo) -> array[int]:
         """Token ids for a TokenizeRequest. Errors as of `prepare`."""
-        ids: array[int] = await self._run(Job.TOKENIZE, payload, info)
+        ids: array[int] = await self._run(WorkerTask.TOKENIZE, payload, info)
         return ids
 
-    async def answer(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> bytes:
+    async def answer(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> bytes:
         """The body of the answer to a request that a worker answers by itself. Errors as of `prepare`."""
         body: bytes = await self._run(job, payload, info)
         return body
 
-    async def _run(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> Any:
+    async def _run(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> Any:
         if self._facts[0] is not info:
             self._facts = (info, pickle.dumps(info, pickle.HIGHEST_PROTOCOL))
         facts, field, server = self._facts[1], FIELDS[job], self._server

@@ -16,7 +16,7 @@ from slipstream.generation_types import SpeculationOptions
 _TYPECODE: Final = "I"
 
 
-class Job(IntEnum):
+class WorkerTask(IntEnum):
     """What a text worker is asked to read."""
 
     CHAT = 0
@@ -34,12 +34,12 @@ class Job(IntEnum):
 
 
 FIELDS: Final = {
-    Job.CHAT: "messages",
-    Job.COMPLETION: "prompt",
-    Job.GENERATE: "prompt",
-    Job.TOKENIZE: "prompt",
-    Job.TOKENIZE_HTTP: "prompt",
-    Job.DETOKENIZE_HTTP: "tokens",
+    WorkerTask.CHAT: "messages",
+    WorkerTask.COMPLETION: "prompt",
+    WorkerTask.GENERATE: "prompt",
+    WorkerTask.TOKENIZE: "prompt",
+    WorkerTask.TOKENIZE_HTTP: "prompt",
+    WorkerTask.DETOKENIZE_HTTP: "tokens",
 }
 """What an error names where the job cannot say more."""
 

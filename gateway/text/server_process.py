@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 from typing import Final
 
-from gateway.text.fork_server import COMMAND, FORK, KILL, Options
+from gateway.text.fork_server import COMMAND, FORK, KILL, ForkServerOptions
 from slipstream.packages import child_environment
 from slipstream.rpc.errors import FailedPreconditionError
 
@@ -31,7 +31,7 @@ class ServerProcess:
         self._control = control
 
     @classmethod
-    async def start(cls, options: Options, seconds: float) -> ServerProcess:
+    async def start(cls, options: ForkServerOptions, seconds: float) -> ServerProcess:
         """Start one. It must be started by the thread of the process that lives longest.
 
         FailedPreconditionError naming the file if tokenizer or template cannot be loaded within the time and memory
@@ -71,7 +71,7 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
 
-    async def _wait_ready(self, options: Options, seconds: float) -> None:
+    async def _wait_ready(self, options: ForkServerOptions, seconds: float) -> None:
         reading, received = options.model, b""
         loop = asyncio.get_running_loop()
         try:
@@ -94,7 +94,7 @@ class ServerProcess:
         raise FailedPreconditionError(f"{reading}: {reason}")
 
 
-def _spawn(options: Options, control: int) -> subprocess.Popen[bytes]:
+def _spawn(options: ForkServerOptions, control: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "gateway.text.fork_server", str(control), json.dumps(asdict(options))],
         stdin=subprocess.DEVNULL,

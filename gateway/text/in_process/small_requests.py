@@ -15,7 +15,7 @@ from gateway.text.body import read_body
 from gateway.text.conversation import Conversation
 from gateway.text.in_process.template_cost import is_cheap
 from gateway.text.jobs import Jobs, Unchecked
-from gateway.text.prepared import Job, Prepared
+from gateway.text.prepared import Prepared, WorkerTask
 from gateway.tokens.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message, read_template
 from slipstream.rpc.errors import SlipstreamError
@@ -58,7 +58,7 @@ class SmallRequests:
             max_choices=settings.max_choices,
         )
 
-    def prepare(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> Prepared | None:
+    def prepare(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> Prepared | None:
         """The request, prepared; None where a worker has to do that. Errors as of `TextWorkers.prepare`."""
         if not self._texts or len(payload) > MOST_BYTES:
             return None
@@ -70,18 +70,18 @@ class SmallRequests:
             return None
         return None if found is None or found[1] else found[0]
 
-    def _unchecked(self, job: Job, payload: bytes | bytearray, info: VerifyInfo) -> Unchecked | None:
+    def _unchecked(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> Unchecked | None:
         match job:
-            case Job.CHAT if self._chats and _has_few_values(payload):
+            case WorkerTask.CHAT if self._chats and _has_few_values(payload):
                 chat, values = read_body(payload, ChatCompletionRequest)
                 if _is_held(chat) or chat.tools or chat.chat_template_kwargs or chat.reasoning_effort:
                     return None
                 return self._jobs.chat(chat, values, info)
-            case Job.COMPLETION if _has_few_values(payload):
+            case WorkerTask.COMPLETION if _has_few_values(payload):
                 body, values = read_body(payload, CompletionRequest)
                 # Few ids of long tokens make a long text.
                 return None if _is_held(body) or body.echo else self._jobs.complete(body, values, info)
-            case Job.GENERATE:
+            case WorkerTask.GENERATE:
                 request = codec.read_request(gateway_pb2.GenerateRequest, payload)
                 if request.sampling.HasField("grammar") or (request.HasField("chat") and not self._chats):
                     return None

@@ -16,7 +16,7 @@ from gateway import codec
 from gateway.openai.answer_parts import message
 from gateway.output_parsers.parts import CallBegin
 from gateway.text.jobs import Jobs
-from gateway.text.prepared import Job, Prepared
+from gateway.text.prepared import Prepared, WorkerTask
 from slipstream.rpc.errors import InvalidArgumentError
 from support.tool_template import TEMPLATE, WEATHER
 from support.virtual_verify import INFO as TINY
@@ -50,7 +50,7 @@ def prepare(thinking_folder: Path, tmp_path: Path) -> Prepare:
             folder, file, max_bytes=1 << 20, max_choices=8, stages=lambda file: None, reasoning_parser=parser
         )  # fmt: skip
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]} | fields
-        answer = jobs.run(Job.CHAT, bytearray(json.dumps(body).encode()), INFO)
+        answer = jobs.run(WorkerTask.CHAT, bytearray(json.dumps(body).encode()), INFO)
         assert isinstance(answer, Prepared)
         return answer
 

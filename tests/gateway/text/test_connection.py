@@ -12,7 +12,7 @@ import pytest
 from gateway.text import connection
 from gateway.text.connection import WorkerConnection, WorkerEndedError
 from gateway.text.frames import Kind, read_request, write_answer
-from gateway.text.prepared import Job
+from gateway.text.prepared import WorkerTask
 from slipstream.rpc.errors import InvalidArgumentError
 
 On = Callable[[WorkerConnection], None]
@@ -48,7 +48,7 @@ def test_a_late_worker_gets_no_further_job() -> None:
             on_late=lambda each: late.set(),
             on_end=lambda each: ended.set(),
         ) as (worker, theirs):
-            answer = worker.ask(Job.CHAT, b"facts", b"")
+            answer = worker.ask(WorkerTask.CHAT, b"facts", b"")
             await late.wait()
             write_answer(theirs, "answer")
             assert await answer == "answer"
@@ -67,11 +67,11 @@ def test_each_job_has_its_own_time() -> None:
         async with connected(0.2, on_late=lambda each: late.set()) as (worker, theirs):
             begun = loop.time()
             while loop.time() < begun + 0.15:
-                answer = worker.ask(Job.CHAT, b"facts", b"")
+                answer = worker.ask(WorkerTask.CHAT, b"facts", b"")
                 write_answer(theirs, "answer")
                 assert await answer == "answer"
             begun = loop.time()
-            worker.ask(Job.CHAT, b"facts", b"")
+            worker.ask(WorkerTask.CHAT, b"facts", b"")
             await late.wait()
             assert loop.time() >= begun + 0.2
 
@@ -83,7 +83,7 @@ def test_facts_cross_where_they_are_other_than_the_last() -> None:
         crossed = []
         async with connected() as (worker, theirs):
             for facts in (b"first", b"first", b"other", b"first"):
-                answer = worker.ask(Job.CHAT, facts, b"body")
+                answer = worker.ask(WorkerTask.CHAT, facts, b"body")
                 await asyncio.sleep(0)  # until the loop has written it
                 request = await asyncio.to_thread(read_request, theirs)
                 assert request is not None
@@ -98,7 +98,7 @@ def test_facts_cross_where_they_are_other_than_the_last() -> None:
 def test_a_worker_that_is_closed_ends_its_job() -> None:
     async def scenario() -> None:
         async with connected() as (worker, _):
-            answer = worker.ask(Job.CHAT, b"facts", b"")
+            answer = worker.ask(WorkerTask.CHAT, b"facts", b"")
             worker.close()
             with pytest.raises(WorkerEndedError):
                 await answer
@@ -113,7 +113,7 @@ def test_an_answer_whose_check_does_not_end_is_the_result(ending: str, monkeypat
     async def scenario() -> tuple[object, object]:
         free: list[WorkerConnection] = []
         async with connected(on_free=free.append, on_late=WorkerConnection.close) as (worker, theirs):
-            answer = worker.ask(Job.CHAT, b"facts", b"")
+            answer = worker.ask(WorkerTask.CHAT, b"facts", b"")
             write_answer(theirs, "unchecked", Kind.UNCHECKED)
             if ending == "found nothing":
                 write_answer(theirs, None)
@@ -123,7 +123,7 @@ def test_an_answer_whose_check_does_not_end_is_the_result(ending: str, monkeypat
             if ending != "found nothing":
                 assert not free
                 return first, "next"
-            answer = worker.ask(Job.CHAT, b"facts", b"")
+            answer = worker.ask(WorkerTask.CHAT, b"facts", b"")
             write_answer(theirs, "next")
             return first, await answer
 
@@ -133,7 +133,7 @@ def test_an_answer_whose_check_does_not_end_is_the_result(ending: str, monkeypat
 def test_what_a_check_finds_is_raised() -> None:
     async def scenario() -> None:
         async with connected() as (worker, theirs):
-            answer = worker.ask(Job.CHAT, b"facts", b"")
+            answer = worker.ask(WorkerTask.CHAT, b"facts", b"")
             write_answer(theirs, "unchecked", Kind.UNCHECKED)
             write_answer(theirs, InvalidArgumentError("no"), Kind.ERROR)
             with pytest.raises(InvalidArgumentError):

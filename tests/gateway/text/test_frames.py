@@ -9,14 +9,14 @@ import pytest
 
 from gateway.core.request import Sampling
 from gateway.text.frames import ANSWER, read_answer, read_request, request_head, write_answer
-from gateway.text.prepared import Job, Prepared, token_array
+from gateway.text.prepared import Prepared, WorkerTask, token_array
 from slipstream.generation_types import SpeculationOptions
 
 
 @pytest.mark.parametrize("parts", [1, 3, 200])
 def test_a_request_is_read_however_its_bytes_arrive(parts: int) -> None:
     payload = bytes(range(256)) * 1024
-    frame = request_head(Job.GENERATE, b"facts", payload) + payload
+    frame = request_head(WorkerTask.GENERATE, b"facts", payload) + payload
     ours, theirs = socket.socketpair()
     with theirs:
 
@@ -30,7 +30,7 @@ def test_a_request_is_read_however_its_bytes_arrive(parts: int) -> None:
         sending.start()
         request = read_request(theirs)
         sending.join()
-        assert request == (Job.GENERATE, b"facts", payload)
+        assert request == (WorkerTask.GENERATE, b"facts", payload)
         assert read_request(theirs) is None
 
 
@@ -39,7 +39,7 @@ def test_a_request_that_breaks_off_is_none(cut: int) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         with ours:
-            ours.sendall((request_head(Job.CHAT, b"facts", bytes(100)) + bytes(100))[:cut])
+            ours.sendall((request_head(WorkerTask.CHAT, b"facts", bytes(100)) + bytes(100))[:cut])
         assert read_request(theirs) is None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.text.jobs import Jobs
-from gateway.text.prepared import Job, Prepared
+from gateway.text.prepared import Prepared, WorkerTask
 from slipstream.grammar.grammar import Grammar, StructuralTag, TagRule
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2
@@ -39,7 +39,7 @@ def jobs(tokenizer_folder: Path) -> Jobs:
 def prepare(jobs: Jobs) -> Prepare:
     def prepare(fields: dict[str, Any]) -> Prepared:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]} | fields
-        prepared = jobs.run(Job.CHAT, bytearray(json.dumps(body).encode()), INFO)
+        prepared = jobs.run(WorkerTask.CHAT, bytearray(json.dumps(body).encode()), INFO)
         assert isinstance(prepared, Prepared)
         return prepared
 
@@ -153,18 +153,18 @@ def test_the_keywords_that_the_official_client_writes_are_taken(prepare: Prepare
 
 def test_completions_and_grpc_take_grammars_too(jobs: Jobs) -> None:
     body = {"model": "tiny", "prompt": "x", "structured_outputs": {"choice": ["a"]}}
-    prepared = jobs.run(Job.COMPLETION, bytearray(json.dumps(body).encode()), INFO)
+    prepared = jobs.run(WorkerTask.COMPLETION, bytearray(json.dumps(body).encode()), INFO)
     assert isinstance(prepared, Prepared)
     assert (prepared.sampling.grammar, prepared.grammar_field) == (Grammar(choice=("a",)), "structured_outputs.choice")
 
     request = gateway_pb2.GenerateRequest(model="tiny", text="x")
     request.sampling.grammar.json_object = True
-    prepared = jobs.run(Job.GENERATE, bytearray(request.SerializeToString()), INFO)
+    prepared = jobs.run(WorkerTask.GENERATE, bytearray(request.SerializeToString()), INFO)
     assert isinstance(prepared, Prepared)
     assert prepared.sampling.grammar == Grammar(json_object=True)
     request.sampling.grammar.json_schema = '{"not": {}}'
     with pytest.raises(InvalidArgumentError, match="not") as caught:
-        jobs.run(Job.GENERATE, bytearray(request.SerializeToString()), INFO)
+        jobs.run(WorkerTask.GENERATE, bytearray(request.SerializeToString()), INFO)
     assert caught.value.field == "sampling.grammar.json_schema"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.text.jobs import Jobs
-from gateway.text.prepared import Job
+from gateway.text.prepared import WorkerTask
 from slipstream.rpc.errors import InvalidArgumentError
 from support.virtual_verify import INFO
 
@@ -20,17 +20,17 @@ def test_an_answer_that_would_dwarf_its_request_is_refused(tokenizer_folder: Pat
     """A token takes a few bytes of the request, and as many as its name has of the answer."""
     jobs = Jobs.load(tokenizer_folder, max_bytes=1, max_choices=1, stages=lambda file: None)
 
-    def asked(job: Job, body: str) -> bytes:
+    def asked(job: WorkerTask, body: str) -> bytes:
         answer = jobs.run(job, bytearray(body, "ascii"), WIDE)
         assert isinstance(answer, bytes)
         return answer
 
     name = "<|user|>"
-    (token,) = json.loads(asked(Job.TOKENIZE_HTTP, json.dumps({"prompt": name})))["tokens"]
+    (token,) = json.loads(asked(WorkerTask.TOKENIZE_HTTP, json.dumps({"prompt": name})))["tokens"]
     few, many = (f'{{"tokens":[{token}{f",{token}" * (count - 1)}]}}' for count in (500_000, 2_200_000))
-    assert json.loads(asked(Job.DETOKENIZE_HTTP, few)) == {"prompt": name * 500_000}
+    assert json.loads(asked(WorkerTask.DETOKENIZE_HTTP, few)) == {"prompt": name * 500_000}
     with pytest.raises(InvalidArgumentError, match="more than 16777216 bytes") as caught:
-        asked(Job.DETOKENIZE_HTTP, many)
+        asked(WorkerTask.DETOKENIZE_HTTP, many)
     assert caught.value.field == "tokens"
 
 
@@ -40,7 +40,7 @@ def test_calls_of_earlier_answers_may_not_make_more_values_than_a_body_may(token
     calls = [{"id": "a", "type": "function", "function": function}] * 50
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]
     with pytest.raises(InvalidArgumentError, match="at most 3072 lists and objects") as caught:
-        jobs.run(Job.TOKENIZE_HTTP, bytearray(json.dumps({"messages": messages}), "ascii"), WIDE)
+        jobs.run(WorkerTask.TOKENIZE_HTTP, bytearray(json.dumps({"messages": messages}), "ascii"), WIDE)
     assert caught.value.field == "messages"
     messages[1]["tool_calls"] = calls[:20]
-    assert jobs.run(Job.TOKENIZE_HTTP, bytearray(json.dumps({"messages": messages}), "ascii"), WIDE)
+    assert jobs.run(WorkerTask.TOKENIZE_HTTP, bytearray(json.dumps({"messages": messages}), "ascii"), WIDE)

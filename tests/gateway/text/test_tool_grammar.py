@@ -10,7 +10,7 @@ import pytest
 
 from gateway.output_parsers.registry import AnswerForm
 from gateway.text.jobs import Jobs
-from gateway.text.prepared import Job, Prepared
+from gateway.text.prepared import Prepared, WorkerTask
 from slipstream.grammar.check import MAX_BYTES
 from slipstream.grammar.grammar import Grammar
 from slipstream.rpc.errors import InvalidArgumentError
@@ -58,7 +58,7 @@ def prepared(tokenizer_folder: Path, tmp_path: Path) -> Any:
             tokenizer_folder, file, max_bytes=1 << 20, max_choices=8, stages=lambda file: None, reasoning_parser="none"
         )
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS} | fields
-        answer = jobs.run(Job.CHAT, bytearray(json.dumps(body).encode()), INFO)
+        answer = jobs.run(WorkerTask.CHAT, bytearray(json.dumps(body).encode()), INFO)
         assert isinstance(answer, Prepared)
         return answer
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gateway.config import GatewaySettings
 from gateway.text.in_process.small_requests import MOST_BYTES, MOST_MESSAGES, SmallRequests
 from gateway.text.jobs import Jobs
-from gateway.text.prepared import Job, Prepared
+from gateway.text.prepared import Prepared, WorkerTask
 from gateway.tokens.tokenizer import Tokenizer
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.v1 import gateway_pb2
@@ -40,7 +40,7 @@ class Both:
         self.jobs = Jobs.load(folder, max_bytes=1 << 22, max_choices=128, stages=lambda file: None)
         self.longest = 0.0
 
-    def read(self, job: Job, payload: bytes) -> Any:
+    def read(self, job: WorkerTask, payload: bytes) -> Any:
         """What has become of it: prepared, refused, or None if it is left to workers. Both are the same."""
         begun = time.thread_time()
         here = outcome(lambda: self.small.prepare(job, payload, FACTS))
@@ -76,31 +76,33 @@ USER = {"role": "user", "content": "Which rivers flow through Vienna?"}
 def test_ordinary_requests_are_read_here(both: Both) -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     for body in (chat(USER), chat({"role": "system", "content": "Be brief."}, USER, stream=True, n=3), chat(parts)):
-        prepared = both.read(Job.CHAT, body)
+        prepared = both.read(WorkerTask.CHAT, body)
         assert isinstance(prepared, Prepared)
         assert prepared.prompts[0]
     for prompt in ("abc", ["abc", "de"], [3, 4, 5], [[3], [4, 5]]):
-        assert isinstance(both.read(Job.COMPLETION, completion(prompt, stop=["x"], logit_bias={"5": 1})), Prepared)
+        assert isinstance(
+            both.read(WorkerTask.COMPLETION, completion(prompt, stop=["x"], logit_bias={"5": 1})), Prepared
+        )
     for request in (
         gateway_pb2.GenerateRequest(text="abc", sampling={"max_tokens": 3}, stop=["x"]),
         gateway_pb2.GenerateRequest(token_ids={"ids": [1, 2, 3]}),
         gateway_pb2.GenerateRequest(chat={"messages": [USER]}),
     ):
-        assert isinstance(both.read(Job.GENERATE, request.SerializeToString()), Prepared)
+        assert isinstance(both.read(WorkerTask.GENERATE, request.SerializeToString()), Prepared)
 
 
 def test_refusals_are_the_same(both: Both) -> None:
     for job, body, field in (
-        (Job.CHAT, chat(USER, model="other"), "model"),
-        (Job.CHAT, chat(), "messages"),
-        (Job.CHAT, chat(USER, {"role": "system", "content": "late"}), "messages"),
-        (Job.CHAT, chat(USER, wings=2), "wings"),
-        (Job.COMPLETION, completion(""), "prompt"),
-        (Job.COMPLETION, completion([9000]), "prompt"),
-        (Job.COMPLETION, completion("\ud800"), ""),
-        (Job.COMPLETION, b"{", ""),
-        (Job.GENERATE, b"\x0a", ""),
-        (Job.GENERATE, b"", "prompt"),
+        (WorkerTask.CHAT, chat(USER, model="other"), "model"),
+        (WorkerTask.CHAT, chat(), "messages"),
+        (WorkerTask.CHAT, chat(USER, {"role": "system", "content": "late"}), "messages"),
+        (WorkerTask.CHAT, chat(USER, wings=2), "wings"),
+        (WorkerTask.COMPLETION, completion(""), "prompt"),
+        (WorkerTask.COMPLETION, completion([9000]), "prompt"),
+        (WorkerTask.COMPLETION, completion("\ud800"), ""),
+        (WorkerTask.COMPLETION, b"{", ""),
+        (WorkerTask.GENERATE, b"\x0a", ""),
+        (WorkerTask.GENERATE, b"", "prompt"),
     ):
         assert both.read(job, body)[2] == field, body
 
@@ -120,30 +122,33 @@ def test_what_may_be_dear_is_left_to_workers(both: Both) -> None:
         chat(USER | {"name": "n"}),
         chat(USER, metadata=[[]] * 600),
     ):
-        assert both.read(Job.CHAT, body) is None, body
-    assert both.read(Job.COMPLETION, completion([5], echo=True)) is None
-    assert both.read(Job.COMPLETION, completion("a", structured_outputs={"regex": "(a+)+b"})) is None
+        assert both.read(WorkerTask.CHAT, body) is None, body
+    assert both.read(WorkerTask.COMPLETION, completion([5], echo=True)) is None
+    assert both.read(WorkerTask.COMPLETION, completion("a", structured_outputs={"regex": "(a+)+b"})) is None
     grammar = gateway_pb2.GenerateRequest(text="a", sampling={"grammar": {"regex": "(a+)+b"}})
-    assert both.read(Job.GENERATE, grammar.SerializeToString()) is None
-    assert both.read(Job.TOKENIZE, gateway_pb2.TokenizeRequest(text="a").SerializeToString()) is None
+    assert both.read(WorkerTask.GENERATE, grammar.SerializeToString()) is None
+    assert both.read(WorkerTask.TOKENIZE, gateway_pb2.TokenizeRequest(text="a").SerializeToString()) is None
 
 
 def test_a_model_that_may_be_dear_is_left_to_workers(make_folder: Any) -> None:
     folder = make_folder("{{ 'a' * 3 }}")
     small = Both(folder)
-    assert small.read(Job.CHAT, chat(USER)) is None
-    assert small.read(Job.GENERATE, gateway_pb2.GenerateRequest(chat={"messages": [USER]}).SerializeToString()) is None
-    assert isinstance(small.read(Job.COMPLETION, completion("abc")), Prepared)
+    assert small.read(WorkerTask.CHAT, chat(USER)) is None
+    assert (
+        small.read(WorkerTask.GENERATE, gateway_pb2.GenerateRequest(chat={"messages": [USER]}).SerializeToString())
+        is None
+    )
+    assert isinstance(small.read(WorkerTask.COMPLETION, completion("abc")), Prepared)
     written = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     written["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
     (folder / "tokenizer.json").write_text(json.dumps(written))
-    assert Both(folder).read(Job.COMPLETION, completion("abc")) is None
+    assert Both(folder).read(WorkerTask.COMPLETION, completion("abc")) is None
 
 
 def test_what_a_template_writes_is_cut(make_folder: Any) -> None:
     small = Both(make_folder("{% for m in messages %}{% for k in messages %}{{ m.content }}{% endfor %}{% endfor %}"))
-    assert isinstance(small.read(Job.CHAT, chat(USER)), Prepared)
-    assert small.read(Job.CHAT, chat(*[{"role": "user", "content": "a" * 90}] * MOST_MESSAGES)) is None
+    assert isinstance(small.read(WorkerTask.CHAT, chat(USER)), Prepared)
+    assert small.read(WorkerTask.CHAT, chat(*[{"role": "user", "content": "a" * 90}] * MOST_MESSAGES)) is None
 
 
 TEXTS = st.text(max_size=40) | st.sampled_from(
@@ -175,8 +180,8 @@ FIELDS = ["n", "stop", "logit_bias", "stop_token_ids", "max_tokens", "temperatur
 )
 def test_any_body_is_read_as_by_a_worker_and_in_time(both: Both, prompt: Any, messages: Any, fields: Any) -> None:
     for job, body in (
-        (Job.COMPLETION, {"model": "tiny", "prompt": prompt} | fields),
-        (Job.CHAT, {"model": "tiny", "messages": messages} | fields),
+        (WorkerTask.COMPLETION, {"model": "tiny", "prompt": prompt} | fields),
+        (WorkerTask.CHAT, {"model": "tiny", "messages": messages} | fields),
     ):
         payload = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         both.read(job, payload)
@@ -193,8 +198,8 @@ def test_any_body_is_read_as_by_a_worker_and_in_time(both: Both, prompt: Any, me
 )
 def test_any_message_is_read_as_by_a_worker_and_in_time(both: Both, unit: bytes, count: int, field: int) -> None:
     data = (unit * count)[: MOST_BYTES - 4]
-    both.read(Job.GENERATE, data)
-    both.read(Job.GENERATE, bytes([field << 3 | 2, 0x80 | len(data) & 0x7F, len(data) >> 7]) + data)
+    both.read(WorkerTask.GENERATE, data)
+    both.read(WorkerTask.GENERATE, bytes([field << 3 | 2, 0x80 | len(data) & 0x7F, len(data) >> 7]) + data)
     assert both.longest < LONGEST_HOLD
 
 
