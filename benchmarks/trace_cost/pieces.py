@@ -19,7 +19,7 @@ from gateway.access.access_log import Access
 from gateway.access.request_tracing import RequestTracing
 from gateway.codec import read_output
 from gateway.core.request import ChoiceRequest, Sampling, VerifyInfo
-from gateway.generation.generation import Backend, FieldNames, Generation, Running
+from gateway.generation.generation import FieldNames, Generation, GenerationContext, Running
 from gateway.metrics import Metrics
 from gateway.openai.chat_output import ChatShape
 from gateway.openai.output import OutputOptions, OutputWriter
@@ -61,7 +61,7 @@ def measure(model: Path, rounds: int) -> dict[str, list[float]]:
 
 
 async def _measure(model: Path, rounds: int) -> dict[str, list[float]]:
-    backend = Backend(
+    backend = GenerationContext(
         Tokenizer(model), VerifyClient((), timeout=1, resume_seconds=1), Metrics(), Running(), max_buffered=4
     )
     found: dict[str, list[float]] = {}
@@ -98,7 +98,7 @@ async def _measure(model: Path, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def _generation(backend: Backend, *, trace: bool) -> Generation:
+def _generation(backend: GenerationContext, *, trace: bool) -> Generation:
     request = ChoiceRequest(
         list(range(40)),
         Sampling(0.7, top_p=0.9, seed=7, max_tokens=1024),
@@ -147,7 +147,7 @@ def _verify_steps(nodes: int, *, trace: bool) -> Turn:
     return turn
 
 
-def _gateway_steps(backend: Backend, nodes: int, *, trace: bool) -> Turn:
+def _gateway_steps(backend: GenerationContext, nodes: int, *, trace: bool) -> Turn:
     """The gateway's side: a step is read, and becomes a chunk of the OpenAI API."""
     generation = _generation(backend, trace=trace)
     writer = OutputWriter(ChatShape(("reasoning",)), generation, _OPTIONS, backend.tokenizer)

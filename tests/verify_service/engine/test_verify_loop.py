@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,6 @@ from support.verify_loop import PROPOSER, LoopRunner, OracleTrees, RandomTrees, 
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.engine.sink import Sink
-from verify_service.speculation.controller import SpeculationController
 
 CONFIG = EngineConfig(num_pages=128, adaptive=False)
 PROMPT = tuple(range(40, 75))
@@ -87,30 +86,6 @@ def test_a_stop_token_ends_the_output_though_the_step_accepted_more(target: Targ
     assert usage.accepted_tokens == sum(step.accepted for step in steps) <= at - 1
     assert usage.drafted_tokens == sum(step.drafted for step in steps)
     assert usage.verify_steps == len(answer.outputs)
-
-
-def test_the_loop_alone_sequences(target: Target, text: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    inside: list[str] = []
-    entered: list[tuple[str, ...]] = []
-
-    def watched(name: str, method: Callable[..., object]) -> Callable[..., object]:
-        def enter(*args: object, **options: object) -> object:
-            inside.append(name)
-            entered.append(tuple(inside))
-            try:
-                return method(*args, **options)
-            finally:
-                inside.pop()
-
-        return enter
-
-    for name, method in list(vars(SpeculationController).items()):
-        if callable(method) and not name.startswith("_"):
-            monkeypatch.setattr(SpeculationController, name, watched(name, method))
-    with running_loop(target, CONFIG, oracle(text)) as runner:
-        runner.run([request(), request(1)])
-    assert {"begin", "attach_trees", "observe_step", "send_commits", "end"} <= {names[0] for names in entered}
-    assert [names for names in entered if len(names) > 1] == [], "drafting was entered from within drafting"
 
 
 def test_end_of_sequence_stops_unless_ignored_and_waits_for_min_tokens(target: Target) -> None:
