@@ -1,6 +1,6 @@
 """Start-up checks of every kind of checkpoint file on mutations of it, in processes that may take 1 GiB more.
 
-    python tests/support/lying_files.py --count 2000 [--kind NAME ...] [--seed 0]
+    PYTHONPATH=tests python tests/support/lying_files.py --count 2000 [--kind NAME ...] [--seed 0]
 
 prints a row for each kind: how many were refused by one line, how many loaded and answered, how many failed (a
 traceback, a crash, a hang, or more memory), and the seeds of those that failed. `--replay KIND SEED` shows one.
