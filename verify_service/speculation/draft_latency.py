@@ -15,7 +15,7 @@ _MOST_IDLE = 4.0
 class _Wait(NamedTuple):
     """What trees have cost a step: `arrived` of `asked` came, the deepest with `levels` levels.
 
-    `running` requests are in the step.
+    `running` requests are in the step. behind: some of the trees only a device knew at the launch.
     """
 
     seconds: float
@@ -23,6 +23,7 @@ class _Wait(NamedTuple):
     arrived: int
     levels: int
     running: int
+    behind: bool
 
 
 class DraftLatency:
@@ -42,27 +43,25 @@ class DraftLatency:
         """Mean seconds that an engine idles before steps with trees of a device; None before any."""
         self._newest: _Wait | None = None
         """Of a step that is not decided yet."""
-        self._device_trees = False
-        """Whether the newest wait is for trees that only a device knew at the launch."""
         self._over: list[_Wait] = []
         """Finished waits that the optimizer has not observed."""
 
     def begin(self) -> None:
         """Begin the wait of the step about to be launched. A wait for trees of a device that goes on was of no step."""
-        if self._newest is not None and not self._device_trees:
+        if self._newest is not None and not self._newest.behind:
             self._over.append(self._newest)
-        self._newest, self._device_trees = None, False
+        self._newest = None
         self._begun = time.perf_counter()
 
     def end(self, *, asked: int, arrived: int, levels: int, running: int, device_trees: bool) -> float:
         """End the host's part of the newest wait; with `device_trees` it ends as they are read. Return its seconds."""
         seconds = time.perf_counter() - self._begun
-        self._newest, self._device_trees = _Wait(seconds, asked, arrived, levels, running), device_trees
+        self._newest = _Wait(seconds, asked, arrived, levels, running, device_trees)
         return seconds
 
     def read(self) -> None:
         """End the host's part of a wait for trees of a device: the host has read them."""
-        if self._device_trees and self._newest is not None:
+        if self._newest is not None and self._newest.behind:
             self._newest = self._newest._replace(seconds=time.perf_counter() - self._begun)
 
     def settle(self, idle: float | None) -> None:
@@ -74,7 +73,7 @@ class DraftLatency:
             return
         if idle is not None:
             idle = min(idle, _MOST_IDLE * self._optimizer.step_time.seconds(1))
-            if self._device_trees:
+            if wait.behind:
                 known = idle if self._on_device is None else self._on_device
                 self._on_device = known + _FAST * (idle - known)
                 wait = wait._replace(seconds=idle)
@@ -89,7 +88,7 @@ class DraftLatency:
         """Draft latency that the newest step, not decided yet, is expected to have had before its pass."""
         if self._newest is None:
             return self._beside
-        if self._device_trees and self._on_device is not None:
+        if self._newest.behind and self._on_device is not None:
             return self._on_device
         return self._beside + self._newest.seconds
 
@@ -97,6 +96,4 @@ class DraftLatency:
         """Have the optimizer observe the finished waits."""
         over, self._over = self._over, []
         for wait in over:
-            self._optimizer.observe_wait(
-                wait.seconds, asked=wait.asked, arrived=wait.arrived, levels=wait.levels, running=wait.running
-            )
+            self._optimizer.observe_wait(**wait._asdict())

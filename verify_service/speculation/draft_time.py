@@ -22,6 +22,12 @@ _GUESS = 0.06
 _AHEAD = 2
 """Levels' worth of time that a drafter takes besides those it drafts, with the way there and back."""
 
+_BEGINNINGS = 8
+"""Waits in a row, of drafters that draft behind passes, for trees that the host had to ask for: rounds begin so.
+
+Drafting begins anew after every pause. To go on costs a fraction of that, so it is no price of going on.
+"""
+
 Size = tuple[int, int]
 """By how many bits the number of requests in the step has, and of those that asked."""
 
@@ -61,6 +67,8 @@ class DraftTimeModel:
         self._uses: dict[tuple[Size, int], int] = {}
         """Waits so far, by size and by the levels of the deepest tree."""
         self._now = 0
+        self._begin = 0
+        """Waits that may still be a beginning; 0 where nothing drafts behind passes."""
 
     def count_step(self) -> None:
         """One more step is decided on, with trees or without."""
@@ -69,6 +77,7 @@ class DraftTimeModel:
     def forget(self) -> None:
         """Of what was measured."""
         self._waits.clear()
+        self._begin = 0
 
     def seconds(self, asked: int, running: int, levels: int) -> float:
         """Of the wait of a step of `running` requests, `asked` of which ask for trees, the deepest so many levels."""
@@ -82,8 +91,16 @@ class DraftTimeModel:
         size = _size(asked, running)
         return growth * median(self._waits[_nearest(size, self._waits)].seconds)
 
-    def observe(self, seconds: float, *, asked: int, running: int, levels: int) -> None:
-        """Take in a wait. Of the latest the median counts: a graph that is captured is not the price."""
+    def observe(self, seconds: float, *, asked: int, running: int, levels: int, behind: bool = False) -> None:
+        """Take in a wait, `behind` a pass for trees that only the device knew at the launch.
+
+        Of the latest the median counts: a graph that is captured is not the price.
+        """
+        if behind:
+            self._begin = _BEGINNINGS
+        elif self._begin:
+            self._begin -= 1
+            return
         size = _size(asked, running)
         uses = self._uses[size, levels] = self._uses.get((size, levels), 0) + 1
         if uses <= _FIRST_USES and seconds > _CAPTURE * self.seconds(asked, running, levels):

@@ -93,14 +93,16 @@ class GoodputOptimizer:
         before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
         self._nodes_per_level[running.bit_length()] = before + _FAST * (nodes / depth - before)
 
-    def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0) -> None:
+    def observe_wait(
+        self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0, behind: bool = False
+    ) -> None:
         """Take in the wait for trees: `arrived` of `asked` came, the deepest with `levels` levels.
 
-        `running` requests shared the step, those that asked among them.
+        `running` requests shared the step, those that asked among them. behind: as of `DraftTimeModel.observe`.
         """
         running = max(running, asked)
         self._presence += _FAST * asked / running * (arrived / asked - self._presence)
-        self.draft_time.observe(seconds, asked=asked, running=running, levels=levels)
+        self.draft_time.observe(seconds, asked=asked, running=running, levels=levels, behind=behind)
         self.gate.charge(seconds / self.step_time.seconds(running))
 
     def choose_depths(

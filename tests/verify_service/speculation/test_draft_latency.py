@@ -15,10 +15,14 @@ class Budget(GoodputOptimizer):
     def __init__(self) -> None:
         super().__init__(StepTimeModel([(1, 1, 1.0)]))
         self.heard: list[float] = []
+        self.behind: list[bool] = []
 
-    def observe_wait(self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0) -> None:
+    def observe_wait(
+        self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0, behind: bool = False
+    ) -> None:
         assert (asked, arrived, levels, running) == (3, 2, 4, 5)
         self.heard.append(seconds)
+        self.behind.append(behind)
 
 
 class Clock:
@@ -80,6 +84,7 @@ def test_trees_of_a_device_cost_what_the_engine_idles_however_late_the_host_read
         waits.settle(idle)
     waits.flush()
     assert budget.heard == [0.25, 0.75]
+    assert budget.behind == [True, True]
     wait(waits, clock, 0.0, device_trees=True)
     assert waits.seconds == pytest.approx(0.25 + 0.1 * 0.5)
     waits.settle(0.0)
@@ -99,6 +104,7 @@ def test_what_the_engine_idles_beyond_a_wait_is_its_price_too_but_no_more_than_s
     waits.settle(100.0)
     waits.flush()
     assert budget.heard == [1.0, 4.0]
+    assert budget.behind == [False, False]
     wait(waits, clock, 1.0)
     assert waits.seconds == pytest.approx(1.3)
 

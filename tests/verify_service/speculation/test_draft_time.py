@@ -62,3 +62,13 @@ def test_a_drafter_that_is_another_makes_what_other_sizes_took_out_of_date(now: 
     see(model, *[(1, now)] * 5)
     assert (seconds(model, 64) == pytest.approx(6e-3)) == kept
     assert seconds(model, 1) == pytest.approx(now)
+
+
+def test_to_begin_drafting_behind_passes_anew_is_no_price_of_going_on_but_to_draft_so_no_more_is() -> None:
+    model = model_of()
+    for _ in range(20):
+        model.observe(9e-3, asked=16, running=16, levels=2)
+        model.observe(1e-3, asked=16, running=16, levels=2, behind=True)
+    assert seconds(model, 16) == pytest.approx(1e-3)
+    see(model, *[(16, 9e-3)] * 30)
+    assert seconds(model, 16) == pytest.approx(9e-3)
