@@ -138,11 +138,13 @@ def plan_memory(
         available=available,
     )
     page = per_token * limits.page_size
-    num_pages = limits.num_pages
+    num_pages, most_pages = limits.num_pages, _most_pages(shard, limits)
     if num_pages == 0:
         room = max(0, available - plan.fixed)
         most = min(room, _MAX_HOST_PAGES_BYTES) if on_host else room
-        num_pages = min(max(most // page, limits.context_pages), (2**31 - 1) // limits.page_size)
+        num_pages = min(max(most // page, limits.context_pages), most_pages)
+    elif num_pages > most_pages:
+        raise OutOfDeviceMemoryError(f"num_pages is {num_pages}, at most {most_pages} can be addressed")
     plan = replace(plan, num_pages=num_pages, pages=num_pages * page)
     if plan.needed > available:
         raise OutOfDeviceMemoryError(
@@ -150,6 +152,12 @@ def plan_memory(
             f"or raise memory_utilization"
         )
     return plan
+
+
+def _most_pages(shard: Shard, limits: GpuLimits) -> int:
+    """Pages with which the stride between heads of a layer's keys, in numbers, is an int32, as kernels take it."""
+    slots = (2**31 - 1) // shard.config.head_dim
+    return (slots - limits.scratch_slots) // limits.page_size
 
 
 def kv_bytes_per_token(shard: Shard) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,22 @@ def test_pages_that_are_named_are_taken() -> None:
     assert found.num_pages == 1000 and found.needed < 25 * GIB
     fast = plan(GpuLimits(max_context=4096, num_pages=1000), 60 * GIB, mode="fast")
     assert fast.activations > found.activations
+
+
+def test_a_small_model_takes_no_more_of_a_large_device_than_strides_can_tell() -> None:
+    config = replace(LLAMA_8B, hidden_size=384, intermediate_size=1024, num_layers=8, num_heads=3, num_kv_heads=1)
+    limits = GpuLimits(max_context=4096)
+
+    def of(num_pages: int) -> GpuMemoryPlan:
+        named = replace(limits, num_pages=num_pages)
+        return plan_memory(Shard(config), named, mode="exact", graphs=100, available=130 * GIB, on_host=False)
+
+    most = of(0).num_pages
+    slots = most * limits.page_size + limits.scratch_slots
+    assert slots * config.head_dim < 2**31 <= (slots + limits.page_size) * config.head_dim
+    assert of(most).num_pages == most
+    with pytest.raises(OutOfDeviceMemoryError, match=rf"num_pages is {most + 1}, at most {most} can be addressed"):
+        of(most + 1)
 
 
 def test_the_host_has_memory() -> None:
