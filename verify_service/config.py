@@ -120,7 +120,7 @@ class VerifySettings(TransportSettings):
         "stay on the GPU), shm (on this host), grpc",
     )
     device_queue: bool = Field(
-        default=False,
+        default=True,
         description="Draft services on the model's GPU, which share it by NVIDIA MPS and take states there (cuda_ipc), "
         "may draft behind passes: each side waits for the other on the device, and no host is in between",
     )
