@@ -143,14 +143,14 @@ def plan_memory(
         room = max(0, available - plan.fixed)
         most = min(room, _MAX_HOST_PAGES_BYTES) if on_host else room
         num_pages = min(max(most // page, limits.context_pages), most_pages)
-    elif num_pages > most_pages:
-        raise OutOfDeviceMemoryError(f"num_pages is {num_pages}, at most {most_pages} can be addressed")
     plan = replace(plan, num_pages=num_pages, pages=num_pages * page)
     if plan.needed > available:
         raise OutOfDeviceMemoryError(
             f"out of device memory: {plan}; lower num_pages, max_context, max_running, step_nodes or prefill_chunk, "
             f"or raise memory_utilization"
         )
+    if num_pages > most_pages:
+        raise OutOfDeviceMemoryError(f"num_pages is {num_pages}, at most {most_pages} can be addressed")
     return plan
 
 
