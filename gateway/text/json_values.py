@@ -32,8 +32,8 @@ _DEPTH: Final = 200
 """Of lists and objects in one another, beyond which the decoder gives up."""
 
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)'
-_NUMBER: Final = rb"[ \t\r\n]*+(?:0|[1-9][0-9]{0,9}+)[ \t\r\n]*+"
-_LONG_LIST: Final = rb"\[(?:%s,){%d,}+%s\]" % (_NUMBER, _LONG - 1, _NUMBER)
+_LONG_LIST: Final = rb"\[[0-9, \t\r\n]{%d,}+\]" % (2 * _LONG - 1)
+_LEADING_ZERO: Final = re.compile(rb"(?<![0-9])0[0-9]")
 _COUNTED: Final = re.compile(rb"(%s)|(%s)|([\[{])|," % (_STRING, _LONG_LIST), re.DOTALL)
 _VALUE: Final = re.compile(rf"({_STRING.decode()})|([\[{{])|,", re.DOTALL)
 _NESTING: Final = re.compile(rb"(%s)|([\[{])|([\]}])|:" % _STRING, re.DOTALL)
@@ -96,6 +96,7 @@ def bounded(body: bytes | bytearray) -> Values:
                 done = token.end()
                 lists.append(ids)
             else:
+                nested += 1
                 values += body.count(b",", token.start(), token.end())
         elif kind == 3:
             nested += 1
@@ -150,13 +151,15 @@ def check_keys(body: Any) -> None:
 
 
 def _decoded(body: bytes | bytearray, begin: int, end: int) -> array[int] | None:
-    """The numbers between two places, piece by piece; None if one has more than 32 bits."""
+    """The numbers between two places, piece by piece; None if one is no JSON or has more than 32 bits."""
     ids = token_array(())
-    while begin < end:
-        stop = end if end - begin <= _PIECE else body.rindex(b",", begin, begin + _PIECE)
+    if _LEADING_ZERO.search(body, begin, end):
+        return None
+    while begin <= end:
         try:
+            stop = end if end - begin <= _PIECE else body.rindex(b",", begin, begin + _PIECE)
             ids.extend(token_array(map(int, body[begin:stop].split(b","))))
-        except OverflowError:
+        except (OverflowError, ValueError):
             return None
         begin = stop + 1
     return ids

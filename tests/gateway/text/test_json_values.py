@@ -63,6 +63,15 @@ def test_too_many_values_name_their_field(raw: bytes, field: str) -> None:
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("wrong", ["007", "1 2", "", " ", "4294967296", " " * 70_000, "9" * 5000])
+@pytest.mark.parametrize("place", [0, 1500, 2999])
+def test_a_list_with_one_wrong_number_is_decoded_with_the_rest(wrong: str, place: int) -> None:
+    numbers = ["5"] * LONG
+    numbers[place] = wrong
+    raw = b'{"model": "tiny", "prompt": [%s]}' % ",".join(numbers).encode()
+    assert bounded(raw).json == raw
+
+
 def test_values_in_one_another_are_no_json() -> None:
     with pytest.raises(MalformedBodyError, match="recursion"):
         bounded(b"[" * 10**6)
