@@ -21,6 +21,7 @@ from verify_service.draft_link.link_config import AUTO, LinkConfig
 
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048
+CPU_RUNNING, CUDA_RUNNING = 64, 256
 MAX_DEADLINE, DEADLINE_SHARE, CPU_REACH = 0.02, 0.25, 0.25
 """Seconds that a step waits for trees at most, the share of a plain step, and seconds that slow drafters are waited for
 on a CPU, where the operator says nothing."""
@@ -51,7 +52,12 @@ class VerifySettings(TransportSettings):
         "memory; 0 on cuda: what --gpu-memory-utilization leaves",
     )
     max_context: int = Field(default=0, ge=0, description="Most tokens of prompt and output; 0: as the model allows")
-    max_running: int = Field(default=64, ge=1, le=4096, description="Requests in the batch")
+    max_running: int = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        description=f"Requests in the batch; 0: {CPU_RUNNING} on cpu, {CUDA_RUNNING} on cuda",
+    )
     max_queued: int = Field(default=1024, ge=0, le=2**20, description="Requests that may wait for a place in the batch")
     max_nodes: int = Field(
         default=MAX_ROWS, ge=1, le=MAX_ROWS, description="Rows of a request's tree, root included; 1: no speculation"
@@ -209,6 +215,11 @@ class VerifySettings(TransportSettings):
         return self.prefill_chunk or (CPU_CHUNK if self.on_cpu else CUDA_CHUNK)
 
     @property
+    def running(self) -> int:
+        """Most requests in the batch."""
+        return self.max_running or (CPU_RUNNING if self.on_cpu else CUDA_RUNNING)
+
+    @property
     def host_limits(self) -> HostLimits:
         """Those of the proposers in this process."""
         return HostLimits(
@@ -269,7 +280,7 @@ class VerifySettings(TransportSettings):
         return EngineConfig(
             num_pages=num_pages,
             page_size=self.page_size,
-            max_running=self.max_running,
+            max_running=self.running,
             max_queued=self.max_queued,
             max_nodes=self.max_nodes,
             step_nodes=self.step_nodes,
@@ -285,7 +296,7 @@ class VerifySettings(TransportSettings):
     @property
     def max_step_rows(self) -> int:
         """Rows of the largest step."""
-        return self.chunk + self.max_running + self.step_nodes
+        return self.chunk + self.running + self.step_nodes
 
     def link_config(self) -> LinkConfig:
         """The draft link's part. A default that is named counts as configured."""
@@ -296,7 +307,7 @@ class VerifySettings(TransportSettings):
             deadline=MAX_DEADLINE if self.draft_deadline_ms is None else self.draft_deadline_ms / 1000,
             deadline_share=DEADLINE_SHARE if self.draft_deadline_ms is None and not self.on_cpu else None,
             deadline_reach=CPU_REACH if self.draft_deadline_ms is None and self.on_cpu else None,
-            num_slots=2 * self.max_running,
+            num_slots=2 * self.running,
             attach_token=self.attach_token.get_secret_value(),
             transports=self.transports,
             feature_boundaries=self.feature_boundaries,

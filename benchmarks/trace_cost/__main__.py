@@ -104,15 +104,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def services(given: argparse.Namespace, **settings: Any) -> Cluster:
-    """Services that take all requests at once."""
+def services(given: argparse.Namespace, *, share: float = 0.4, **settings: Any) -> Cluster:
+    """Services that take all requests at once, until `share` of a GPU's memory is taken, by whomsoever."""
     most = str(max(16, *given.streams))
     device = () if given.device == "cpu" else ("--device", given.device)
-    share = () if given.device == "cpu" else ("--gpu-memory-utilization", "0.4")  # two models are there at a time
+    memory = () if given.device == "cpu" else ("--gpu-memory-utilization", str(share))
     return Cluster(
         given.model,
         draft=given.draft,
-        verify_args=("--draft-deadline-ms", "5000", "--max-running", most, *device, *share),
+        verify_args=("--draft-deadline-ms", "5000", "--max-running", most, *device, *memory),
         draft_args=device,
         gateway_args=("--max-traced-choices", most),
         **settings,
@@ -126,7 +126,7 @@ def measure_services(given: argparse.Namespace) -> list[dict[str, Any]]:
         if {"spans", "request"} & set(given.parts):
             endpoint, received = stack.enter_context(collector())
             on = stack.enter_context(services(given, env={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}))
-        parts = list(measure(given, stack.enter_context(services(given)), on))
+        parts = list(measure(given, stack.enter_context(services(given, share=0.8)), on))
         if on is not None and not received():
             raise SystemExit("the collector has received no span")
     return parts

@@ -90,6 +90,15 @@ def test_the_prompt_chunk_follows_the_device_unless_given() -> None:
     assert settings("--device", "cuda", "--prefill-chunk", "64").engine_config(8).prefill_chunk == 64
 
 
+def test_the_batch_follows_the_device_unless_given() -> None:
+    assert settings().engine_config(8).max_running == 64
+    on_gpu = settings("--device", "cuda")
+    assert on_gpu.engine_config(8).max_running == 256
+    assert on_gpu.max_step_rows == 2048 + 256 + on_gpu.step_nodes
+    assert on_gpu.link_config().num_slots == 512
+    assert settings("--device", "cuda", "--max-running", "16").engine_config(8).max_running == 16
+
+
 def test_a_shorter_context_reaches_the_engine() -> None:
     assert settings("--max-context", "100").engine_config(8).max_context == 100
 

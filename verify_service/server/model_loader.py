@@ -76,7 +76,7 @@ def _load_cpu(settings: VerifySettings, max_context: int) -> tuple[CausalLM, int
         page_size=settings.page_size,
         kv_bytes_per_token=model.kv_bytes_per_token(),
         max_context=max_context,
-        max_running=settings.max_running,
+        max_running=settings.running,
         max_nodes=settings.max_nodes,
         feature_bytes=settings.feature_bytes,
     )
@@ -95,7 +95,7 @@ def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetM
     from slipstream_kernels.models.rank_error import RankError
 
     limits = GpuLimits(
-        max_running=settings.max_running,
+        max_running=settings.running,
         max_nodes=settings.max_nodes,
         step_nodes=settings.step_nodes,
         prefill_chunk=settings.chunk,

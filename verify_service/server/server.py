@@ -199,7 +199,7 @@ def _facts(settings: VerifySettings, loaded: Loaded) -> ServerInfo:
         tokenizer_fingerprint=loaded.fingerprint.tokenizer,
         vocab_size=config.vocab_size,
         max_context=loaded.max_context,
-        max_running=settings.max_running,
+        max_running=settings.running,
         max_queued=settings.max_queued,
         eos_token_ids=tuple(config.eos_token_ids),
         mode=settings.mode,

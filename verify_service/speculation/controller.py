@@ -175,6 +175,7 @@ class SpeculationController:
         awaiting = [item for item in items if item.state.draft.awaiting_tree and item.decides]
         if awaiting:
             self._on_device.allow_for(items)
+            self._optimizer.draft_time.expect_behind(self._source.drafts_on_device())
             trees = self._source.collect([item.state.key for item in awaiting])
             for item in awaiting:
                 item.state.draft.awaiting_tree = False

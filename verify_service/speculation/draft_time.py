@@ -69,6 +69,13 @@ class DraftTimeModel:
         self._now = 0
         self._begin = 0
         """Waits that may still be a beginning; 0 where nothing drafts behind passes."""
+        self._drafts_behind = False
+
+    def expect_behind(self, drafts: bool) -> None:
+        """Say, before a wait, whether drafters draft behind passes, so that the first waits of all are beginnings."""
+        if drafts and not self._drafts_behind:
+            self._begin = _BEGINNINGS
+        self._drafts_behind = drafts
 
     def count_step(self) -> None:
         """One more step is decided on, with trees or without."""
@@ -77,7 +84,7 @@ class DraftTimeModel:
     def forget(self) -> None:
         """Of what was measured."""
         self._waits.clear()
-        self._begin = 0
+        self._begin = _BEGINNINGS if self._drafts_behind else 0
 
     def seconds(self, asked: int, running: int, levels: int) -> float:
         """Of the wait of a step of `running` requests, `asked` of which ask for trees, the deepest so many levels."""

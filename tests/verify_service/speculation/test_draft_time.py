@@ -72,3 +72,19 @@ def test_to_begin_drafting_behind_passes_anew_is_no_price_of_going_on_but_to_dra
     assert seconds(model, 16) == pytest.approx(1e-3)
     see(model, *[(16, 9e-3)] * 30)
     assert seconds(model, 16) == pytest.approx(9e-3)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_the_first_waits_are_beginnings_too_where_drafters_draft_behind_passes(forgotten: bool) -> None:
+    model = model_of()
+    guessed = seconds(model, 16)
+    model.expect_behind(True)
+    if forgotten:
+        model.observe(9e-3, asked=16, running=16, levels=2, behind=True)
+        model.forget()
+    for _ in range(8):
+        model.expect_behind(True)
+        model.observe(9e-3, asked=16, running=16, levels=2)
+    assert seconds(model, 16) == guessed
+    model.observe(9e-3, asked=16, running=16, levels=2)
+    assert seconds(model, 16) == pytest.approx(9e-3)
