@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import random
 import threading
@@ -131,6 +132,35 @@ def test_answers_are_those_of_plain_constrained_decoding(
     for text, schema in zip(texts, chosen, strict=True):
         if text is not None:
             jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "top_p"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_masks_of_another_thread_change_no_token(
+    model: CausalLM,
+    tokenizer: GrammarTokenizer,
+    compiler: GrammarCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    beside: bool,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(model.team.threads + beside))
+    threads: list[str] = []
+    allowed = RequestGrammar.allowed
+
+    def counted(grammar: RequestGrammar) -> AllowedTokens:
+        threads.append(threading.current_thread().name)
+        return allowed(grammar)
+
+    monkeypatch.setattr(RequestGrammar, "allowed", counted)
+    requests = requests_of(PARAMS[kind], [as_grammar(schema) for schema in SCHEMAS[:8]])
+    expected = [plain(model, tokenizer, one) for one in requests]
+    for name in ("none", "random", "oracle"):
+        trees = drafter(name, requests, [(tokens, (), reason) for tokens, reason in expected])
+        with running_loop(model, CONFIG, trees, grammars=compiler) as runner:
+            answers = runner.run(requests, 8)
+        assert [(answer.token_ids, answer.finish_reason) for answer in answers] == expected, name
+    assert any(name.startswith("masks") for name in threads) == beside
 
 
 def run(

@@ -11,6 +11,8 @@ import numpy as np
 from verify_service.grammar.forced_texts import ForcedTexts
 from verify_service.grammar.matcher import CompiledGrammar, GrammarFailure, TokenMatcher, Words
 
+_WARY_STEPS = 8
+"""Steps behind one whose tokens were illegal, in which a request counts as straying."""
 DEAD_END = "no token of the vocabulary goes on from here"
 
 
@@ -23,6 +25,10 @@ class AllowedTokens(NamedTuple):
 
     words: Words
     only: int | None = None
+
+    def has(self, token: int) -> bool:
+        """Return whether a token is among them."""
+        return 0 <= token < 32 * len(self.words) and bool(int(self.words[token >> 5]) >> (token & 31) & 1)
 
 
 class RequestGrammar:
@@ -59,6 +65,16 @@ class RequestGrammar:
         """Output tokens followed, those of a path included."""
         self._output = 0
         """Of these, output for good."""
+        self._wary = 0
+
+    @property
+    def strays(self) -> bool:
+        """Whether a token of the last few steps was illegal, so that masks are worth computing ahead."""
+        return self._wary > 0
+
+    def end_step(self, *, strayed: bool) -> None:
+        """A step is over, in which a token was illegal or none was found to be."""
+        self._wary = _WARY_STEPS if strayed else max(0, self._wary - 1)
 
     @property
     def has_begun(self) -> bool:

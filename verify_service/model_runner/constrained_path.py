@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -20,7 +20,8 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.grammar.matcher import GrammarFailure, Words
-from verify_service.grammar.request_grammar import RequestGrammar
+from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
+from verify_service.model_runner.masks_ahead import NO_MASKS, Masks
 
 _log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -45,21 +46,31 @@ SampleMasked = Callable[[Sequence[MaskedRow]], Sequence[int]]
 class ConstrainedPath:
     """One request's walk from the root of its tree.
 
-    `sampled` are tokens of its rows, sampled without a mask: by 0 for the root, 1 + i for node i. The walk ends where
-    it comes to a node that is not among them.
+    `sampled` are tokens of its rows: by 0 for the root, 1 + i for node i. Those of rows `under_mask` were sampled under
+    their masks, others without. The walk ends where it comes to a node that is not among them. `masks` are there
+    already.
     """
 
     def __init__(
-        self, item: ScheduledRequest, grammar: RequestGrammar, first_row: int, sampled: Mapping[int, int]
+        self,
+        item: ScheduledRequest,
+        grammar: RequestGrammar,
+        first_row: int,
+        sampled: Mapping[int, int],
+        masks: Masks = NO_MASKS,
+        under_mask: Collection[int] = (),
     ) -> None:
         self.item = item
         self._grammar = grammar
         self._first_row = first_row
         self._sampled = sampled
+        self._masks = masks
+        self._under_mask = under_mask
         self._masks_first = item.state.parameters.sampling.is_filtered
         self._nodes: list[int] = []
         self._tokens: list[int] = []
         self._failure = ""
+        self._strayed = False
 
     @property
     def _node(self) -> int:
@@ -82,6 +93,7 @@ class ConstrainedPath:
         return self._guarded(lambda: self._settle(rows, tokens)) is True
 
     def result(self) -> VerifyResult:
+        self._grammar.end_step(strayed=self._strayed)
         path = AcceptedPath(tuple(self._nodes), tuple(self._tokens))
         return VerifyResult(self.item, path, self._first_row, self._failure)
 
@@ -104,8 +116,11 @@ class ConstrainedPath:
     def _go_on(self) -> bool:
         grammar = self._grammar
         while True:
-            token = self._sampled[1 + self._node]
-            if grammar.has_begun and (self._masks_first or not grammar.allows(token)):
+            row = 1 + self._node
+            token = self._sampled[row]
+            decided = row in self._under_mask or not grammar.has_begun
+            if not decided and (self._masks_first or not grammar.allows(token)):
+                self._strayed = not self._masks_first
                 return True
             if not self._take(token):
                 return False
@@ -119,7 +134,7 @@ class ConstrainedPath:
         return self._go_on()
 
     def _due(self) -> list[MaskedRow]:
-        words, only = self._grammar.allowed()
+        words, only = self._allowed(self._node)
         if only is not None:
             self._take(only)
             return []
@@ -135,14 +150,14 @@ class ConstrainedPath:
             while True:
                 token = self._sampled[1 + node]
                 child = child_of(self.item.tree, node, token)
-                if child is None or 1 + child not in self._sampled or not _has(rows[-1].words, token):
+                if child is None or 1 + child not in self._sampled or not AllowedTokens(rows[-1].words).has(token):
                     return
                 if grammar.ends_output(token):
                     return
                 grammar.step(token)
                 node = child
                 tokens.append(token)
-                words, only = grammar.allowed()
+                words, only = self._allowed(node)
                 if only is not None:
                     return
                 rows.append(self._masked_row(node, tokens, words))
@@ -150,6 +165,10 @@ class ConstrainedPath:
             return  # which ends the path once it comes there
         finally:
             grammar.go_back(length)
+
+    def _allowed(self, node: int) -> AllowedTokens:
+        """Return what may come behind a node, to which the grammar has followed the path."""
+        return self._masks.get(1 + node) or self._grammar.allowed()
 
     def _masked_row(self, node: int, tokens: Sequence[int], words: Words) -> MaskedRow:
         return MaskedRow(self.item, self._first_row + 1 + node, self.item.base - 1 + len(tokens), tuple(tokens), words)
@@ -183,7 +202,3 @@ def decide(
     seconds.masks += masks
     seconds.checks += time.perf_counter() - began - masks
     return results
-
-
-def _has(words: Words, token: int) -> bool:
-    return 0 <= token < 32 * len(words) and bool(int(words[token >> 5]) >> (token & 31) & 1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,12 +27,14 @@ from verify_service.core.prompt_scores import PromptScores, next_tokens
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle, VerifyResult
+from verify_service.grammar.matcher import Words
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates, places_of
 from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
 from verify_service.model_runner.cpu_batch import CpuBatch, CpuBatchBuilder
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
+from verify_service.model_runner.masks_ahead import MasksAhead
 from verify_service.model_runner.sampling_table import SamplingTable
 
 if TYPE_CHECKING:
@@ -69,12 +74,17 @@ class CpuModelRunner:
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
         self._boundaries: tuple[int, ...] = ()
         self.grammar_seconds = GrammarSeconds()
+        leaves_processor = model.team.threads < len(os.sched_getaffinity(0))
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks") if leaves_processor else None
+        """Where masks are computed beside a pass; a pass that has all processors would take longer by as much."""
 
     def warm_up(self) -> None:
         """Compile the kernels that follow a forward pass, so that no request waits for that."""
         logits = np.zeros((1, self._model.config.vocab_size), dtype=np.float32)
         chosen = sample(logits, SamplingRows.plain([0], temperature=1.0), team=self._model.team)
         logprobs(logits, chosen, 1)
+        vocab_words = -(-logits.shape[1] // 32)
+        masked(logits, [np.zeros(vocab_words, np.uint32)])
         slot = np.zeros(1, dtype=np.int32)
         self._cache.copy_slots(slot, slot)
 
@@ -120,15 +130,17 @@ class CpuModelRunner:
         """Compute all rows, sample every deciding one, and walk each tree."""
         rows = self._builder.build(items)
         capture = self._new_capture(len(rows.batch))
-        logits = self._model.forward(self._cache, rows.batch, capture)
+        ahead = MasksAhead(rows.deciding)
+        logits = self._forward(rows, capture, ahead)
         scores = self._score(items)
         if not rows.deciding:
             return CpuStepHandle((), [], logits, self._states(capture, items, []), scores)
         gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
-        sampled = sample(logits, gathered, team=self._model.team).tolist()
+        masked_rows = _masked_rows(rows.deciding, ahead)
+        sampled = self._sample(logits, gathered, masked_rows)
         decisions = self._decide(rows, sampled)
         if any(item.state.grammar is not None for item in rows.deciding):
-            self._constrain(decisions, sampled, logits, gathered)
+            self._constrain(decisions, sampled, logits, gathered, ahead, masked_rows)
         self._compact(decisions, rows.node_slots)
         return CpuStepHandle(rows.deciding, decisions, logits, self._states(capture, items, decisions), scores)
 
@@ -199,15 +211,51 @@ class CpuModelRunner:
             first = end
         return decisions
 
+    def _forward(self, rows: CpuBatch, capture: Capture | None, ahead: MasksAhead) -> FloatArray:
+        """Run the pass; meanwhile another thread computes masks. Compute those that are needed and not there yet."""
+        over = threading.Event()
+        computing = self._aside.submit(ahead.compute, over.is_set) if ahead and self._aside is not None else None
+        try:
+            logits = self._model.forward(self._cache, rows.batch, capture)
+        finally:
+            began = time.perf_counter()
+            over.set()
+            if computing is not None:
+                computing.result()
+        ahead.finish()
+        self.grammar_seconds.masks += time.perf_counter() - began
+        return logits
+
+    def _sample(self, logits: FloatArray, gathered: SamplingRows, masked_rows: Mapping[int, Words]) -> list[int]:
+        """Sample every row, some of them under masks; logits are left as they are."""
+        if not masked_rows:
+            return list(map(int, sample(logits, gathered, team=self._model.team).tolist()))
+        began = time.perf_counter()
+        numbers = np.array([*masked_rows], dtype=np.int32)
+        raw = logits[numbers]
+        logits[numbers] = masked(raw.copy(), [*masked_rows.values()])
+        self.grammar_seconds.masks += time.perf_counter() - began
+        sampled = sample(logits, gathered, team=self._model.team)
+        logits[numbers] = raw
+        return list(map(int, sampled.tolist()))
+
     def _constrain(
-        self, decisions: list[VerifyResult], sampled: list[int], logits: FloatArray, gathered: SamplingRows
+        self,
+        decisions: list[VerifyResult],
+        sampled: list[int],
+        logits: FloatArray,
+        gathered: SamplingRows,
+        ahead: MasksAhead,
+        masked_rows: Container[int],
     ) -> None:
         """Decide anew what grammars have a say in."""
-        held = [
-            (place, ConstrainedPath(item, grammar, first, dict(enumerate(sampled[first : first + item.num_rows]))))
-            for place, (item, _, first, _) in enumerate(decisions)
-            if (grammar := item.state.grammar) is not None
-        ]
+        held: list[tuple[int, ConstrainedPath]] = []
+        for place, (item, _, first, _) in enumerate(decisions):
+            if (grammar := item.state.grammar) is not None:
+                by_row = dict(enumerate(sampled[first : first + item.num_rows]))
+                under_mask = {row for row in by_row if first + row in masked_rows}
+                path = ConstrainedPath(item, grammar, first, by_row, ahead.of(item), under_mask)
+                held.append((place, path))
 
         def sample_masked(rows: Sequence[MaskedRow]) -> list[int]:
             chosen = np.array([each.row for each in rows], dtype=np.int32)
@@ -233,3 +281,15 @@ class CpuModelRunner:
                 )
         if sources:
             self._cache.copy_slots(np.array(sources, dtype=np.int32), np.array(targets, dtype=np.int32))
+
+
+def _masked_rows(deciding: Sequence[ScheduledRequest], ahead: MasksAhead) -> dict[int, Words]:
+    """Return masks by row of a pass's logits, of rows whose tokens the masks leave to be sampled."""
+    found: dict[int, Words] = {}
+    first = 0
+    for item in deciding:
+        for row, (words, only) in ahead.of(item).items():
+            if only is None:
+                found[first + row] = words
+        first += item.num_rows
+    return found

@@ -31,6 +31,7 @@ from verify_service.model_runner.constrained_path import ConstrainedPath, Masked
 from verify_service.model_runner.device_trees import not_on_host, read_tree
 from verify_service.model_runner.gpu_batch import GpuBatchBuilder
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
+from verify_service.model_runner.masks_ahead import MasksAhead
 
 if TYPE_CHECKING:
     import torch
@@ -173,6 +174,8 @@ class GpuModelRunner:
         self._model.start_after(read)
 
     def decide(self, launched: GpuStepHandle) -> list[VerifyResult]:
+        ahead = MasksAhead(launched.deciding)
+        self.grammar_seconds.masks += ahead.compute(launched.ticket.done)
         results = launched.ticket.results()[: len(launched.deciding)]
         decisions = launched.decisions
         counts = results[:, 0].tolist()
@@ -185,7 +188,7 @@ class GpuModelRunner:
             walk = AcceptedPath(tuple(path[:accepted]), tuple(along[: accepted + 1]))
             decisions.append(VerifyResult(item, walk, first_row))
         if any(item.state.grammar is not None for item in launched.deciding):
-            self._constrain(launched, decisions)
+            self._constrain(launched, decisions, ahead)
         return decisions
 
     def times(self, launched: GpuStepHandle) -> StepTimes | None:
@@ -217,7 +220,7 @@ class GpuModelRunner:
                     )
         return launched.scores[item]
 
-    def _constrain(self, launched: GpuStepHandle, decisions: list[VerifyResult]) -> None:
+    def _constrain(self, launched: GpuStepHandle, decisions: list[VerifyResult], ahead: MasksAhead) -> None:
         """Decide anew what grammars have a say in: the device's path, as far as they follow it.
 
         Requests that have ended since the launch have no line any more, and nothing is decided of them.
@@ -226,7 +229,7 @@ class GpuModelRunner:
         for place, (item, (nodes, tokens), first_row, _) in enumerate(decisions):
             if (grammar := item.state.grammar) is not None and not item.state.finished:
                 sampled = dict(zip((0, *(1 + node for node in nodes)), tokens, strict=True))
-                held.append((place, ConstrainedPath(item, grammar, first_row, sampled)))
+                held.append((place, ConstrainedPath(item, grammar, first_row, sampled, ahead.of(item))))
                 if is_penalised(item.state):
                     self.begin(item.state)  # its output counts are those before the step again
 

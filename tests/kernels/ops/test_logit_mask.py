@@ -23,6 +23,13 @@ def test_what_is_not_allowed_is_minus_infinity(vocab: int) -> None:
             assert left[row, token] == (logits[row, token] if allowed else -np.inf)
 
 
+def test_masks_that_do_not_fit_are_refused() -> None:
+    logits = np.zeros((2, 33), np.float32)
+    for masks in ([np.zeros(2, np.uint32)], [np.zeros(1, np.uint32)] * 2, [np.zeros(2, np.int64)] * 2):
+        with pytest.raises(ValueError, match="do not fit"):
+            masked(logits, masks)
+
+
 def test_rows_can_be_taken_with_all_that_is_theirs() -> None:
     offsets, ids = np.array([0, 2, 2, 5], np.int32), np.array([1, 2, 3, 4, 5], np.int32)
     rows = SamplingRows.plain([7, 8, 9], temperature=0.5, seed=3)

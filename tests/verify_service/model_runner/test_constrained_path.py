@@ -109,3 +109,30 @@ def test_a_grammar_that_cannot_be_asked_ends_its_own_path(
     monkeypatch.setattr(walk.grammar, "follow_output", overflow)
     result = walk.run(dict.fromkeys(range(5), walk.a), {})
     assert result.path == ((), (NO_TOKEN,)) and "could not be asked" in result.failure
+
+
+def test_rows_that_were_sampled_under_their_masks_are_taken_as_they_are(tokenizer: GrammarTokenizer) -> None:
+    walk = Walk(tokenizer, FILTERED)
+    masks = {0: walk.grammar.allowed()}
+    path = ConstrainedPath(walk.item, walk.grammar, 10, {0: walk.a, 1: walk.b}, masks, {0, 1})
+    (result,) = decide([path], lambda _: pytest.fail("nothing is left to sample"), walk.seconds)
+    assert result.path == ((0,), (walk.a, walk.b))
+
+
+def test_masks_that_are_there_are_not_computed_again(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = Walk(tokenizer, FILTERED)
+    masks = {0: walk.grammar.allowed()}
+    monkeypatch.setattr(walk.grammar, "allowed", lambda: pytest.fail("it is there"))
+    path = ConstrainedPath(walk.item, walk.grammar, 10, {0: walk.b}, masks)
+    (result,) = decide([path], lambda rows: [walk.a for _ in rows], walk.seconds)
+    assert result.path == ((), (walk.a,))
+
+
+def test_a_path_tells_whether_a_token_was_illegal(tokenizer: GrammarTokenizer) -> None:
+    walk = Walk(tokenizer, GREEDY)
+    walk.run({0: walk.a, 1: walk.a}, {})
+    assert not walk.grammar.strays
+    walk.run({0: 400, 1: walk.a}, {})
+    assert walk.grammar.strays

@@ -1,0 +1,128 @@
+"""Masks computed while a pass runs: which ones, in which order, and that they are those that a late question gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slipstream.grammar.grammar import Grammar
+from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
+from slipstream_kernels.token_tree import TokenTree
+from support.verify_loop import admitted
+from verify_service.core.engine_config import EngineConfig
+from verify_service.core.request import SamplingParams
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.grammar.compiler import _compiled
+from verify_service.grammar.forced_texts import ForcedTexts
+from verify_service.grammar.matcher import GrammarFailure
+from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
+from verify_service.model_runner.masks_ahead import MasksAhead
+
+GREEDY, FILTERED = SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=1.0, top_p=0.9, seed=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> GrammarTokenizer:
+    return load_tokenizer(tiny_model, vocab_size=512, eos_token_ids=(2,))
+
+
+class Held:
+    """A request under [ab]{6} with a tree: "a" above "b" and a token that is illegal there, and "b"."""
+
+    def __init__(self, tokenizer: GrammarTokenizer, params: SamplingParams, **settings: object) -> None:
+        self.a, self.b = (tokenizer.tokens.tokenize_str(letter)[0] for letter in "ab")
+        state = admitted(EngineConfig(num_pages=8), [9, 9, 9], sampling=params)
+        state.kv.num_computed_tokens = 2
+        compiled = _compiled(Grammar(regex="[ab]{6}"), tokenizer, ForcedTexts(tokenizer))
+        self.grammar = state.grammar = RequestGrammar(compiled, **settings)  # type: ignore[arg-type]
+        tree = TokenTree((self.a, self.b, 400, self.b), (-1, 0, 0, -1), (-0.7, -0.9, -0.8, -0.3))
+        self.item = ScheduledRequest(state, 1, tree)
+
+    def late(self, *tokens: int) -> AllowedTokens:
+        """What a grammar says once it has followed these tokens."""
+        for token in tokens:
+            self.grammar.step(token)
+        allowed = self.grammar.allowed()
+        self.grammar.go_back(0)
+        return allowed
+
+
+def same(early: AllowedTokens, late: AllowedTokens) -> bool:
+    return early.words.tolist() == late.words.tolist() and early.only == late.only
+
+
+def stop_after(count: int) -> list[bool]:
+    return [False] * count + [True]
+
+
+def test_masks_are_those_of_a_late_question(tokenizer: GrammarTokenizer) -> None:
+    held = Held(tokenizer, FILTERED)
+    ahead = MasksAhead([held.item])
+    ahead.compute(lambda: False)
+    masks = ahead.of(held.item)
+    assert sorted(masks) == [0, 1, 2, 4], "node 2 is illegal, and decides nothing"
+    paths = {0: (), 1: (held.a,), 2: (held.a, held.b), 4: (held.b,)}
+    held.grammar.follow_output([])
+    assert held.grammar.length == 0
+    assert all(same(masks[row], held.late(*path)) for row, path in paths.items())
+
+
+def test_roots_come_first_then_the_likeliest_nodes_and_none_once_the_pass_is_over(tokenizer: GrammarTokenizer) -> None:
+    first, second = Held(tokenizer, FILTERED), Held(tokenizer, FILTERED)
+    for count, expected in ((0, ([], [])), (2, ([0], [0])), (3, ([0, 4], [0])), (5, ([0, 1, 4], [0, 4]))):
+        ahead = MasksAhead([first.item, second.item])
+        over = iter(stop_after(count))
+        ahead.compute(lambda over=over: next(over))  # type: ignore[misc]
+        assert (sorted(ahead.of(first.item)), sorted(ahead.of(second.item))) == expected
+
+
+def test_what_is_needed_in_any_case_is_computed_at_last(tokenizer: GrammarTokenizer) -> None:
+    filtered, straying = Held(tokenizer, FILTERED), Held(tokenizer, GREEDY)
+    straying.grammar.end_step(strayed=True)
+    ahead = MasksAhead([straying.item, filtered.item])
+    ahead.finish()
+    assert sorted(ahead.of(filtered.item)) == [0] and not ahead.of(straying.item) and not ahead
+
+
+def test_checked_tokens_have_masks_only_behind_illegal_ones(tokenizer: GrammarTokenizer) -> None:
+    held = Held(tokenizer, GREEDY)
+    assert not MasksAhead([held.item])
+    held.grammar.end_step(strayed=True)
+    for _ in range(8):
+        assert MasksAhead([held.item])
+        held.grammar.end_step(strayed=False)
+    assert not MasksAhead([held.item])
+
+
+def test_a_grammar_begins_within_a_drafted_path(tokenizer: GrammarTokenizer) -> None:
+    held = Held(tokenizer, FILTERED)
+    held.grammar = held.item.state.grammar = Held(tokenizer, FILTERED, starts_after=(held.a,)).grammar
+    ahead = MasksAhead([held.item])
+    ahead.compute(lambda: False)
+    assert sorted(ahead.of(held.item)) == [1, 2]
+
+
+def test_ends_that_must_wait_are_no_rows_to_sample(tokenizer: GrammarTokenizer) -> None:
+    held = Held(tokenizer, replace(FILTERED, max_tokens=9), min_tokens=9, stops=(2,))
+    held.item = ScheduledRequest(held.item.state, 1, TokenTree.chain([held.a] * 6))
+    ahead = MasksAhead([held.item])
+    ahead.compute(lambda: False)
+    assert ahead.of(held.item)[6].only == 2
+
+
+def test_a_failure_leaves_its_row_without_a_mask(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for error in (GrammarFailure("a limit"), OverflowError("odd")):
+        failing, other = Held(tokenizer, FILTERED), Held(tokenizer, FILTERED)
+
+        def fail(error: Exception = error) -> AllowedTokens:
+            raise error
+
+        monkeypatch.setattr(failing.grammar, "allowed", fail)
+        ahead = MasksAhead([failing.item, other.item])
+        ahead.compute(lambda: False)
+        assert not ahead.of(failing.item) and sorted(ahead.of(other.item)) == [0, 1, 2, 4]
+    assert [record.message for record in caplog.records] == ["a grammar could not be asked ahead"]
