@@ -110,6 +110,10 @@ def test_fields_become_a_grammar(prepare: Prepare, fields: dict[str, Any], gramm
         ({"guided_json": SCHEMA}, "guided_json", "use structured_outputs.json"),
         ({"guided_choice": ["a"]}, "guided_choice", "use structured_outputs.choice"),
         ({"ebnf": "root ::= a"}, "ebnf", "use structured_outputs.grammar"),
+        ({"guided_regex": "a"}, "guided_regex", "use structured_outputs.regex"),
+        ({"guided_grammar": 'start: "a"'}, "guided_grammar", "use structured_outputs.grammar"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "use structured_outputs.whitespace_pattern"),
+        ({"json_schema": "{}"}, "json_schema", "use structured_outputs.json"),
         ({"regex": "a"}, "regex", "use structured_outputs.regex"),
     ],
 )  # fmt: skip
