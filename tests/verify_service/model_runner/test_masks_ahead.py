@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -53,8 +55,8 @@ def same(early: AllowedTokens, late: AllowedTokens) -> bool:
     return early.words.tolist() == late.words.tolist() and early.only == late.only
 
 
-def stop_after(count: int) -> list[bool]:
-    return [False] * count + [True]
+def stop_after(count: int) -> Iterator[bool]:
+    return chain([False] * count, repeat(True))
 
 
 def test_masks_are_those_of_a_late_question(tokenizer: GrammarTokenizer) -> None:
@@ -73,7 +75,7 @@ def test_roots_come_first_then_the_likeliest_nodes_and_none_once_the_pass_is_ove
     first, second = Held(tokenizer, FILTERED), Held(tokenizer, FILTERED)
     for count, expected in ((0, ([], [])), (2, ([0], [0])), (3, ([0, 4], [0])), (5, ([0, 1, 4], [0, 4]))):
         ahead = MasksAhead([first.item, second.item])
-        over = iter(stop_after(count))
+        over = stop_after(count)
         ahead.compute(lambda over=over: next(over))  # type: ignore[misc]
         assert (sorted(ahead.of(first.item)), sorted(ahead.of(second.item))) == expected
 
