@@ -16,11 +16,12 @@ from slipstream_kernels.ops.gpu.tiled_linear import tiled_linear
 from slipstream_kernels.ops.gpu.tuning import best_tile
 
 
-def check_operands(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """Fail where tensors are not laid out as the kernels read them."""
+def check_operands(x: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Fail where tensors are not laid out as the kernels read them; `weight` is None where it is packed."""
     assert x.stride(1) == out.stride(1) == 1
-    assert weight.is_contiguous()
-    assert x.shape[1] == weight.shape[1]
+    if weight is not None:
+        assert weight.is_contiguous()
+        assert x.shape[1] == weight.shape[1]
     assert x.shape[1] % 16 == x.stride(0) % 8 == 0
 
 

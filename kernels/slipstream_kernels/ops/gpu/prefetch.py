@@ -17,14 +17,16 @@ _LINE = tl.constexpr(64)
 
 
 @triton.jit
-def prefetch_rows(rows_at: tl.tensor, own: tl.tensor, ahead: tl.tensor, inputs: tl.tensor) -> None:
-    """Ask for the first `ahead` columns (a multiple of 256), up to `inputs`, of each of the bfloat16 rows `own`.
+def prefetch_rows(
+    rows_at: tl.tensor, own: tl.tensor, ahead: tl.tensor, inputs: tl.tensor, LINE: tl.constexpr = _LINE
+) -> None:
+    """Ask for the first `ahead` columns (of 512 bytes or a multiple), up to `inputs`, of each of the rows `own`.
 
-    `rows_at` points to the rows' first columns.
+    `rows_at` points to the rows' first columns, LINE of which have 128 bytes.
     """
     if _OVERLAP:
-        for start in range(0, ahead, 4 * _LINE):
-            columns = start + tl.arange(0, 4)[None, :] * _LINE
+        for start in range(0, ahead, 4 * LINE):
+            columns = start + tl.arange(0, 4)[None, :] * LINE
             wanted = own[:, None] & (columns < inputs)
             tl.inline_asm_elementwise(
                 """{

@@ -1,0 +1,174 @@
+"""`packed(x, q) == linear(x, decode(q))`, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream_kernels.ops.gpu.gate_up import interleave_gate_up
+from slipstream_kernels.ops.gpu.linear import gated_linear, linear
+from slipstream_kernels.ops.gpu.linear_tile import Tile
+from slipstream_kernels.ops.gpu.packed.decode_weight import decode_weight
+from slipstream_kernels.ops.gpu.packed.packed_linear import MOST_ROWS, packed_gated_linear, packed_linear, packed_tile
+from slipstream_kernels.ops.gpu.packed.packed_weight import PLANE, STEP, PackedWeight, can_pack, pack, packed_bytes
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode, stacked
+from support.quantised_weights import random_weight
+
+FORMS: list[dict[str, Any]] = [
+    {"number": "e4m3", "group": 1 << 20},
+    {"number": "e4m3", "group": 128},
+    {"number": "int8", "group": 1 << 20},
+    {"number": "int8", "group": 32, "zeros": True},
+    {"number": "int4", "group": 128},
+    {"number": "int4", "group": 32, "zeros": True},
+    {"number": "int4", "group": 64, "zeros": True},
+    {"number": "int4", "group": 1 << 20, "zeros": True},
+]
+
+
+def name_of(form: dict[str, Any]) -> str:
+    return " ".join(str(value) for value in form.values())
+
+
+def make(form: dict[str, Any], outputs: int, inputs: int, **more: Any) -> QuantisedWeight:
+    return random_weight(outputs=outputs, inputs=inputs, **{**form, "group": min(form["group"], inputs)}, **more)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int16 if tensor.dtype == torch.bfloat16 else torch.int32)
+
+
+def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(bits(one), bits(other))
+
+
+def tile_of_decoded(tile: Tile, weight: PackedWeight) -> Tile:
+    """Whose products have the shape of the packed weight's: the interpreter's sums depend on it, a GPU's do not."""
+    return replace(tile, depth=PLANE) if weight.number == "int4" else tile
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+@pytest.mark.parametrize("inputs", [STEP, 416, 48])
+@pytest.mark.parametrize("hostile", [False, True])
+def test_decodes_as_defined(device: torch.device, form: dict[str, Any], inputs: int, *, hostile: bool) -> None:
+    weight = make(form, 40, inputs, hostile=hostile, seed=inputs).to(device)
+    packed, out = pack(weight), torch.full((40, inputs), torch.nan, device=device).bfloat16()
+    decode_weight(packed, out)
+    assert equal_bits(out, decode(weight))
+    group = min(form["group"], inputs)
+    assert packed.nbytes == packed_bytes(form["number"], 40, inputs, group, zeros=form.get("zeros", False))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_every_code_at_the_ends_of_scales_and_zero_points(device: torch.device, form: dict[str, Any]) -> None:
+    ends = [0.0, 2.0**-90, -(2.0**-90), 2.0**90, -(2.0**90), 1.0, 2 - 2.0**-23, -1 / 96]
+    weight = make(form, 2 * len(ends), STEP, dtype=torch.float32)
+    codes = torch.arange(256, dtype=torch.uint8).roll(5)
+    if weight.number == "e4m3":
+        codes[(codes & 0x7F) == 0x7F] = 0x80
+    scales = torch.tensor(ends).repeat_interleave(2)[:, None].expand(weight.scales.shape).contiguous()
+    zeros = weight.zeros
+    if zeros is not None:
+        zeros[::2], zeros[1::2] = 0, 16 if weight.number == "int4" else 256
+    weight = replace(
+        weight, codes=codes[: weight.codes.shape[1]].expand(weight.codes.shape).contiguous(), scales=scales
+    )
+    weight = weight.to(device)
+    out = torch.empty(weight.shape, device=device, dtype=torch.bfloat16)
+    decode_weight(pack(weight), out)
+    assert equal_bits(out, decode(weight))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+@pytest.mark.parametrize("rows", [1, 5, 37])
+@pytest.mark.parametrize("inputs", [STEP, 416])
+def test_gives_the_bits_of_the_decoded_weight(
+    device: torch.device, form: dict[str, Any], rows: int, inputs: int
+) -> None:
+    torch.manual_seed(rows)
+    weight = make(form, 104, inputs, seed=rows, dtype=torch.bfloat16).to(device)
+    packed = pack(weight)
+    x, residual = (torch.randn(rows, n, device=device).bfloat16() for n in (inputs, 104))
+    bias, room = torch.randn(104, device=device).bfloat16(), torch.empty(0, device=device)
+    usual = packed_tile(packed, rows, gated=False)
+    for tile in (usual, replace(usual, outputs=40, tokens=16, stages=2, prefetch=1024)):
+        for addends in ({}, {"bias": bias, "residual": residual}):
+            got, expected = (torch.full((rows, 104), torch.nan, device=device) for _ in range(2))
+            packed_linear(x, packed, got, room, tile=tile, **addends)
+            linear(x, decode(weight), expected, tile=tile_of_decoded(tile, packed), **addends)
+            assert not got.isnan().any()
+            assert equal_bits(got, expected)
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[1], FORMS[4], FORMS[5]], ids=name_of)
+@pytest.mark.parametrize("rows", [1, 21])
+def test_gated(device: torch.device, form: dict[str, Any], rows: int) -> None:
+    torch.manual_seed(rows)
+    gate, up = (
+        make(form, 48, STEP, seed=seed, dtype=dtype) for seed, dtype in ((1, torch.float16), (2, torch.float32))
+    )
+    both = stacked([gate, up])
+    assert both is not None
+    order = interleave_gate_up(torch.arange(96)[:, None]).flatten()
+    weight = both.rows(order).to(device)
+    expected_weight = interleave_gate_up(torch.cat([decode(gate), decode(up)])).to(device)
+    assert equal_bits(decode(weight), expected_weight)
+    packed, x = pack(weight), torch.randn(rows, STEP, device=device).bfloat16()
+    tile = packed_tile(packed, rows, gated=True)
+    got, expected = (torch.full((rows, 48), torch.nan, device=device).bfloat16() for _ in range(2))
+    packed_gated_linear(x, packed, got, torch.empty(0), tile=tile)
+    gated_linear(x, expected_weight, expected, tile=tile_of_decoded(tile, packed))
+    assert equal_bits(got, expected)
+
+
+def test_fused_parts_keep_scales_of_their_own(device: torch.device) -> None:
+    per_tensor = random_weight("e4m3", 48, STEP, group=STEP, seed=1)
+    per_tensor = replace(per_tensor, scales=per_tensor.scales[:1].expand(48, 1).contiguous())
+    parts = [per_tensor, random_weight("e4m3", 16, STEP, group=STEP, seed=2, dtype=torch.float32)]
+    parts.append(random_weight("e4m3", 16, STEP, group=128, seed=3, dtype=torch.bfloat16))
+    whole = stacked(parts)
+    assert whole is not None
+    packed, x = pack(whole.to(device)), torch.randn(7, STEP, device=device).bfloat16()
+    weight = torch.cat([decode(part) for part in parts]).to(device)
+    tile = packed_tile(packed, 7, gated=False)
+    got, expected = (torch.full((7, 80), torch.nan, device=device) for _ in range(2))
+    packed_linear(x, packed, got, torch.empty(0), tile=tile)
+    linear(x, weight, expected, tile=tile)
+    assert equal_bits(got, expected)
+
+
+@pytest.mark.parametrize("form", [FORMS[1], FORMS[5]], ids=name_of)
+def test_many_rows_take_the_decoded_weight(device: torch.device, form: dict[str, Any]) -> None:
+    weight = make(form, 96, STEP).to(device)
+    x = torch.randn(MOST_ROWS + 1, STEP, device=device).bfloat16()
+    room = torch.full((96 * STEP + 5,), torch.nan, device=device).bfloat16()
+    got, expected = (torch.full((len(x), 96), torch.nan, device=device).bfloat16() for _ in range(2))
+    packed_linear(x, pack(weight), got, room)
+    linear(x, decode(weight), expected)
+    assert equal_bits(got, expected)
+    assert room[-5:].isnan().all()
+    got, expected = got[:, :48].contiguous(), expected[:, :48].contiguous()
+    packed_gated_linear(x, pack(weight), got, room)
+    gated_linear(x, decode(weight), expected)
+    assert equal_bits(got, expected)
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[4]], ids=name_of)
+def test_what_lies_beyond_rows_and_outputs_is_left_alone(device: torch.device, form: dict[str, Any]) -> None:
+    packed = pack(make(form, 24, STEP).to(device))
+    memory = torch.randn(9, STEP, device=device).bfloat16()
+    memory[5:] = torch.nan
+    out = torch.full((9, 40), torch.nan, device=device).bfloat16()
+    packed_linear(memory[:5], packed, out[:5, 8:32], torch.empty(0))
+    assert not out[:5, 8:32].isnan().any()
+    assert out[5:].isnan().all() and out[:, :8].isnan().all() and out[:, 32:].isnan().all()
+
+
+def test_which_weights_have_kernels() -> None:
+    assert can_pack("e4m3", 4096, 4096)
+    assert can_pack("int4", 4096, 64)
+    assert not can_pack("int4", 4096, 256)
+    assert not can_pack("int8", 40, 40)
