@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from gateway.known_hosts import checked_origin
 from gateway.output_parsers.registry import ReasoningParserName, ToolParserName
 from gateway.transport_settings import GatewayTransportSettings
+from slipstream.directory.client import checked_directory
 from slipstream.generation_config import AUTO
 from slipstream.model_folder import no_such_folder
 from slipstream.rpc.logs import LogFormat
@@ -28,7 +29,13 @@ class GatewaySettings(GatewayTransportSettings):
     model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_GATEWAY_")
 
     verify: Names = ("127.0.0.1:50052",)
-    """Addresses of the verify services, host:port or unix:PATH; replicas of one model."""
+    """Addresses of the verify services, host:port or unix:PATH; replicas of one model. With --directory only the list
+    until that has answered, and none by default."""
+
+    directory: str = ""
+    """Where the list of verify services comes from in place of --verify, at each change anew: file:PATH, a TOML file of
+    [[members]] tables with `address`, and if wanted `model`, `epoch` and `draining`; or host:port or unix:PATH of a
+    server of DirectoryService. While it is away the last list stays."""
 
     model: Path
     """Folder of the model; only its tokenizer, chat template and sampling defaults are read."""
@@ -171,6 +178,16 @@ class GatewaySettings(GatewayTransportSettings):
         if not value:
             raise ValueError("needs at least one address")
         return tuple(map(checked_address, value))
+
+    @field_validator("directory")
+    @classmethod
+    def _directory(cls, value: str) -> str:
+        return checked_directory(value) if value else value
+
+    @property
+    def first_verify(self) -> tuple[str, ...]:
+        """Addresses of the verify services at the start."""
+        return () if self.directory and "verify" not in self.model_fields_set else self.verify
 
     @field_validator("chat_template")
     @classmethod

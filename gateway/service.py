@@ -35,6 +35,7 @@ from gateway.text.in_process.small_requests import SmallRequests
 from gateway.text.pool import TextWorkers
 from gateway.text.prepared import Prepared, WorkerTask
 from gateway.tokens.tokenizer import Tokenizer
+from slipstream.directory.client import open_directory
 from slipstream.rpc.errors import UnavailableError
 from slipstream.tracing.opening import open_tracer
 from slipstream.tracing.tracer import Tracer
@@ -59,8 +60,9 @@ _SEED_BITS: Final = 53
 class Gateway:
     """Turns requests of either API into generations on a verify service."""
 
-    __slots__ = ("_backend", "_defaults", "_drafters", "_draining", "_monitor", "_running", "_small", "_tracer",
-                 "access_log", "client", "keys", "metrics", "settings", "text", "tokenizer", "tracing")  # fmt: skip
+    __slots__ = ("_backend", "_defaults", "_directory", "_drafters", "_draining", "_monitor", "_running", "_small",
+                 "_tracer", "access_log", "client", "keys", "metrics", "settings", "text", "tokenizer",
+                 "tracing")  # fmt: skip
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics, text: TextWorkers, tracer: Tracer) -> None:
         """`text` has been started: so what the model's folder says about texts has been read once, within limits."""
@@ -76,12 +78,13 @@ class Gateway:
         self._tracer = tracer
         self._monitor = LoopMonitor(metrics, settings.loop_monitor_ms / 1e3)
         self.client = VerifyClient(
-            settings.verify,
+            settings.first_verify,
             timeout=settings.connect_timeout,
             resume_seconds=settings.resume_seconds,
             metrics=self.metrics,
             connect=functools.partial(Replica, tls=settings.tls),
         )
+        self._directory: asyncio.Task[None] | None = None
         self._drafters = DrafterWait(self.client, settings.wait_for_drafter)
         if settings.metrics_names == "vllm":
             metrics.publish_vllm_names(lambda: self.client.model_name)
@@ -111,15 +114,24 @@ class Gateway:
         """Connect to the verify services in the background."""
         self._monitor.start()
         await self.client.start()
+        if self.settings.directory:
+            self._directory = asyncio.create_task(self._follow_directory(), name="directory")
         self._drafters.start()
 
     async def close(self) -> None:
         """End all sessions and all text workers."""
         self._monitor.stop()
         await self._drafters.stop()
+        if self._directory is not None:
+            self._directory.cancel()
+            await asyncio.gather(self._directory, return_exceptions=True)
         await self.client.close()
         await self.text.close()
         await asyncio.to_thread(self._tracer.close, _LAST_SPANS_SECONDS)
+
+    async def _follow_directory(self) -> None:
+        async for members in open_directory(self.settings.directory, self.settings.tls).watch():
+            self.client.update(members)
 
     @property
     def status(self) -> str:

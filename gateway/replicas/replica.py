@@ -64,10 +64,14 @@ class Replica:
     """
 
     __slots__ = ("_answered", "_next_id", "_outbox", "_owner", "_refusing", "_streams", "_stub", "_task", "_timeout",
-                 "_tls", "_yielded", "address", "info")  # fmt: skip
+                 "_tls", "_yielded", "address", "draining", "epoch", "info",
+                 "leaving")  # fmt: skip
 
     def __init__(self, address: str, owner: Owner, *, timeout: float, tls: Tls | None = None) -> None:
         self.address = address
+        self.epoch = 0  # of the process meant, as a directory tells it; 0: any
+        self.draining = False  # whether the directory says so
+        self.leaving = False  # whether the directory names it no more
         self._tls = tls
         self.info: VerifyInfo | None = None  # set while the session is open
         self._refusing = False
@@ -84,7 +88,7 @@ class Replica:
     @property
     def ready(self) -> bool:
         """Whether requests can be sent."""
-        return self.info is not None and not self._refusing
+        return self.info is not None and not (self._refusing or self.draining or self.leaving)
 
     @property
     def load(self) -> int:

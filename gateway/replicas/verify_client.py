@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import time
@@ -16,6 +17,7 @@ from gateway.replicas.quarantine import Entry, Quarantine
 from gateway.replicas.replica import Replica
 from gateway.replicas.resumable_stream import ResumableStream
 from gateway.replicas.resume_deadlines import ResumeDeadlines
+from slipstream.directory.member import Member
 from slipstream.rpc.errors import (
     InternalError,
     ResourceExhaustedError,
@@ -35,6 +37,7 @@ RETRY_SECONDS: Final = 5.0
 """What clients are told to wait before they repeat a request that a loss has ended: about a restart."""
 
 _GONE: Final = "the verify service went away"
+_DRAINS: Final = "the verify service drains"
 _RECOVERS: Final = "the verify service recovers from a loss"
 
 
@@ -51,8 +54,8 @@ class VerifyClient:
     Quarantine.
     """
 
-    __slots__ = ("_again", "_away_since", "_deadlines", "_metrics", "_parked", "_quarantine", "_replicas",
-                 "_resume_seconds", "_served")  # fmt: skip
+    __slots__ = ("_again", "_away_since", "_closing", "_connect", "_deadlines", "_dropping", "_metrics", "_parked",
+                 "_quarantine", "_replicas", "_resume_seconds", "_served")  # fmt: skip
 
     def __init__(
         self,
@@ -71,7 +74,10 @@ class VerifyClient:
         self._again: asyncio.TimerHandle | None = None
         self._served: VerifyInfo | None = None
         self._away_since = -math.inf  # when a session was lost last
-        self._replicas = [connect(address, self, timeout=timeout) for address in addresses]
+        self._connect = functools.partial(connect, owner=self, timeout=timeout)
+        self._replicas = [self._connect(address) for address in addresses]
+        self._dropping: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Connect to all replicas in the background."""
@@ -80,11 +86,40 @@ class VerifyClient:
 
     async def close(self) -> None:
         """End all sessions."""
-        await asyncio.gather(*(replica.close() for replica in self._replicas))
+        await asyncio.gather(*self._closing, *(replica.close() for replica in self._replicas))
         for stream in self._parked:
             self.cancel(stream)
-        if self._again is not None:
-            self._again.cancel()
+        for timer in (self._again, self._dropping):
+            if timer is not None:
+                timer.cancel()
+
+    def update(self, members: Sequence[Member]) -> None:
+        """Take a directory's list: no new requests go to services that drain or are named no more.
+
+        Their streams move where they can go on bit for bit, and else end where they are; a service named no more is
+        kept as long. A list without members changes nothing.
+        """
+        wanted = {member.address: member for member in members}
+        if not wanted:
+            if self._replicas:
+                _log.warning("the directory names no verify service: the last list stays")
+            return
+        for replica in self._replicas:
+            member = wanted.get(replica.address)
+            replica.leaving = member is None or bool(replica.epoch and member.epoch not in {0, replica.epoch})
+            if member is not None and not replica.leaving:
+                replica.epoch, replica.draining = member.epoch or replica.epoch, member.draining
+                del wanted[replica.address]
+        for member in wanted.values():
+            replica = self._connect(member.address)
+            replica.epoch, replica.draining = member.epoch, member.draining
+            self._replicas.append(replica)
+            replica.start()
+            _log.info("the directory names verify service %s epoch=%d", member.address, member.epoch)
+        self._vacate()
+        self._dispatch()
+        if self._dropping is None:
+            self._drop()
 
     @property
     def ready(self) -> bool:
@@ -154,6 +189,7 @@ class VerifyClient:
         if replica not in self._usable():
             _log.warning("verify service %s serves another model and is not used", replica.address)
         self._parked.sort(self._quarantine.priority)
+        self._vacate()
         self._dispatch()
 
     def on_lost(self, streams: list[ResumableStream], *, yielded: bool) -> None:
@@ -275,6 +311,26 @@ class VerifyClient:
                 return
         closed.update(replicas)
 
+    def _vacate(self) -> None:
+        """Let streams of services that drain wait for others, where there are any that can go on with them."""
+        for replica in self._replicas:
+            for stream in replica.streams if replica.draining or replica.leaving else ():
+                if self._resume_seconds and self._ready(stream.fits):
+                    replica.cancel(stream)
+                    self._pause(stream, UnavailableError(_DRAINS))
+
+    def _drop(self) -> None:
+        """Part from services named no more that have no streams; look again while some have."""
+        self._dropping = None
+        for replica in [each for each in self._replicas if each.leaving and not each.load]:
+            self._replicas.remove(replica)
+            task = asyncio.create_task(replica.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            _log.info("the directory names verify service %s no more", replica.address)
+        if any(replica.leaving for replica in self._replicas):
+            self._dropping = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._drop)
+
     def _withdraw(self, replica: Replica) -> None:
         """Let everything at a replica wait, for a trial that has to have it alone."""
         for stream in replica.streams:
@@ -285,7 +341,7 @@ class VerifyClient:
         """Let a stream wait for a service of its model, if one can still come."""
         reason = stream.reason or _unreachable()
         others = [replica.info for replica in self._replicas if replica.info is not None]
-        if len(others) == len(self._replicas) and not any(map(stream.fits, others)):
+        if 0 < len(others) == len(self._replicas) and not any(map(stream.fits, others)):
             self._fail(
                 stream, UnavailableError(f"{reason.message}, and came back with another model or build: start again")
             )

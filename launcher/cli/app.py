@@ -177,6 +177,35 @@ def probe(
     raise typer.Exit(0 if ready else 1)
 
 
+@app.command()
+def directory(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="TOML file of [[members]]: address, and if wanted model, epoch and draining."
+        ),
+    ],
+    *,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="gRPC port; 0 takes a free one.", min=0, max=65535)] = 50054,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Tell gateways on any host (`--directory HOST:PORT`) which verify services there are, as a file lists them.
+
+    The file is read again when it changes; no process needs a restart.
+    """
+    from launcher.supervision.directory import run as serve_directory
+    from slipstream.rpc.errors import SlipstreamError
+
+    files = tls_files(tls_ca, tls_cert, tls_key, "", mutual=True)
+    try:
+        serve_directory(file, host, port, files)
+    except (OSError, ValueError, SlipstreamError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
     service: Annotated[str, typer.Argument(metavar="verify|draft|gateway")],

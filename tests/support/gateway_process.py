@@ -27,13 +27,13 @@ class GatewayProcess:
     def __init__(
         self,
         model: Path,
-        verify: str,
+        verify: str | None,
         *arguments: str,
         wait_ready: bool = True,
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._command = [
-            sys.executable, "-m", "gateway", "--model", str(model), "--verify", verify,
+            sys.executable, "-m", "gateway", "--model", str(model), *(() if verify is None else ("--verify", verify)),
             "--http-port", "0", "--grpc-port", "0", "--loop-monitor-ms", "20", *arguments,
         ]  # fmt: skip
         self._wait_ready = wait_ready

@@ -1,0 +1,1 @@
+"""Who tells gateways which verify services there are: a file, or a server of `DirectoryService`."""
