@@ -47,7 +47,8 @@ class Served:
             len(boundaries),
         )  # fmt: skip
         self.link = DraftLink(facts, link, on_wait=metrics.draft_wait)
-        self.loop = VerifyLoop(model, engine, self.link, Sink(self.verify.sink, self.verify.tell_started))
+        sink = Sink(self.verify.sink, self.verify.tell_started, self.verify.tell_cached)
+        self.loop = VerifyLoop(model, engine, self.link, sink)
         metrics.watch(self.loop.state, self.link.state)
         self.facts = ServerInfo(
             "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,

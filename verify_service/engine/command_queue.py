@@ -9,6 +9,7 @@ from slipstream.rpc.errors import SlipstreamError
 from verify_service.core.request import GenerationRequest, RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.grammar.request_grammar import RequestGrammar
+from verify_service.kv_cache.cache_events import TellCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Stop:
     """End the loop."""
 
 
-Command = GenerationRequest | CancelRequest | CancelSession | GrammarReady | Drain | Stop
+Command = GenerationRequest | CancelRequest | CancelSession | GrammarReady | TellCache | Drain | Stop
 
 
 class CommandQueue:

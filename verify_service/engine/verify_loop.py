@@ -32,6 +32,7 @@ from verify_service.engine.undecided import decided_part, reported_error
 from verify_service.engine.work_ahead import WorkAhead
 from verify_service.grammar.compiler import GrammarCompiler
 from verify_service.grammar.drafting import is_forced
+from verify_service.kv_cache.cache_events import TellCache
 from verify_service.model_runner.device_trees import not_on_host
 from verify_service.model_runner.factory import TargetModel, new_model_runner
 from verify_service.scheduler.admission import Admission
@@ -109,6 +110,10 @@ class VerifyLoop:
         """End all requests of a session."""
         self._commands.put(CancelSession(session_id))
 
+    def tell_cache(self, *, wanted: bool) -> None:
+        """Tell the sink what the prefix cache holds, all of it and then each change, or do so no longer."""
+        self._commands.put(TellCache(wanted))
+
     def drain(self) -> None:
         """Refuse requests from now on with UnavailableError; those that run or queue finish."""
         self._commands.put(Drain())
@@ -134,6 +139,7 @@ class VerifyLoop:
     def _run(self) -> None:
         while self._receive():
             self._step()
+            self._sink.tell_cached(self._memory.take_cache_events())
         self._step_queue.drop()
 
     def _receive(self) -> bool:
@@ -150,8 +156,9 @@ class VerifyLoop:
                 case CancelRequest(key):
                     self._leave([key], FinishReason.CANCELLED)
                 case CancelSession(session_id):
-                    keys = [key for key in self._states if key.session_id == session_id]
-                    self._leave(keys, FinishReason.CANCELLED)
+                    self._leave([key for key in self._states if key.session_id == session_id], FinishReason.CANCELLED)
+                case TellCache(wanted):
+                    self._memory.watch_cache(wanted=wanted)
                 case Drain():
                     self._draining = True
                 case Stop():

@@ -6,7 +6,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slipstream.prefix_hash import PrefixHasher, marks_within, prefix_salt
 from slipstream_kernels.models.page_pool import PagePool
+from verify_service.kv_cache.cache_events import CacheChanges, CacheEvents
 
 Namespace = tuple[str, str]
 """Tenant and adapter: what one of them cached is never seen by another."""
@@ -18,14 +20,19 @@ _FEW_ROOTS = 1024
 class PrefixNode:
     """An edge of the tree: a run of tokens that fills `pages` exactly, below `parent`.
 
-    `locks` counts the leases that end at this node or below it, `used` is the time the last of them ended.
+    `locks` counts the leases that end at this node or below it, `used` is the time the last of them ended, `depth` is
+    the number of pages above. While the cache is watched, `hashes` are the names of the prefixes that end in the node
+    and have one (slipstream.prefix_hash), and `hasher` has covered the path to its end, or is None until it is needed.
     """
 
     tokens: tuple[int, ...]
     pages: list[int]
     parent: PrefixNode | None
+    depth: int = 0
     locks: int = 0
     used: int = 0
+    hashes: list[int] = field(default_factory=list)
+    hasher: PrefixHasher | None = None
     children: dict[tuple[int, ...], PrefixNode] = field(default_factory=dict)
 
 
@@ -48,6 +55,7 @@ class PrefixCache:
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self._pool = pool
         self._page_size = page_size
+        self._changes: CacheChanges | None = None  # while the cache is watched
         self._roots: dict[Namespace, PrefixNode] = {}
         self._root_limit = _FEW_ROOTS
         self._idle: list[tuple[int, int, PrefixNode]] = []
@@ -93,10 +101,12 @@ class PrefixCache:
         for page in pages[len(lease.pages) : known]:
             self._pool.release(page)
         if known < len(pages):
-            child = PrefixNode(run[matched:], list(pages[known:]), node)
+            child = PrefixNode(run[matched:], list(pages[known:]), node, known)
             node.children[child.tokens[:size]] = child
             self._nodes += 1
             self._held += len(child.pages)
+            if self._changes is not None:
+                self._changes.add(self._name(child, namespace))
             node = child
         self._lock(node)
         self._unlock(lease.node)
@@ -119,6 +129,48 @@ class PrefixCache:
     def clear(self) -> int:
         """Evict all that no lease needs; returns how many pages."""
         return self.evict(self.evictable)
+
+    def watch(self, *, wanted: bool) -> None:
+        """Keep record of what is cached for `take_events`, from all there is on, or do so no longer."""
+        self._changes = CacheChanges(whole=True) if wanted else None
+        for namespace, root in self._roots.items():
+            nodes = [root]
+            while nodes:
+                node = nodes.pop()
+                node.hashes, node.hasher = [], None
+                if self._changes is not None and node is not root:
+                    self._changes.add(self._name(node, namespace))
+                nodes.extend(node.children.values())
+
+    def take_events(self) -> CacheEvents | None:
+        """What has changed since the last call, or all there is in the first one after `watch`; None: nothing."""
+        return None if self._changes is None else self._changes.take()
+
+    def _name(self, node: PrefixNode, namespace: Namespace) -> list[int]:
+        """Name the prefixes that end in a node."""
+        assert node.parent is not None
+        salt = prefix_salt(*namespace)
+        node.hasher = self._hasher(node.parent).copy()
+        node.hashes = [each ^ salt for each in node.hasher.extend(node.tokens)]
+        return node.hashes
+
+    def _hasher(self, node: PrefixNode) -> PrefixHasher:
+        """The hash's state at a node's end, computed from the nearest one above that is known."""
+        below: list[PrefixNode] = []
+        at: PrefixNode | None = node
+        while at is not None and at.hasher is None:
+            below.append(at)
+            at = at.parent
+        hasher = PrefixHasher(self._page_size) if at is None or at.hasher is None else at.hasher
+        for each in reversed(below):
+            hasher = each.hasher = hasher.copy()
+            hasher.extend(each.tokens)
+        return hasher
+
+    @staticmethod
+    def _names_left(node: PrefixNode, pages: int) -> int:
+        """How many of a node's prefixes have a name if it ends after so many pages."""
+        return marks_within(node.depth + pages) - marks_within(node.depth)
 
     def _root(self, namespace: Namespace) -> PrefixNode:
         root = self._roots.get(namespace)
@@ -159,9 +211,14 @@ class PrefixCache:
         """Cut a node after `length` tokens; returns the new upper half."""
         size = self._page_size
         assert node.parent is not None
-        upper = PrefixNode(node.tokens[:length], node.pages[: length // size], node.parent, node.locks, node.used)
+        count = length // size
+        upper = PrefixNode(node.tokens[:length], node.pages[:count], node.parent, node.depth, node.locks, node.used)
         node.parent.children[upper.tokens[:size]] = upper
-        node.tokens, node.pages, node.parent = node.tokens[length:], node.pages[length // size :], upper
+        if self._changes is not None:
+            named = self._names_left(node, count)
+            upper.hashes, node.hashes = node.hashes[:named], node.hashes[named:]
+        node.tokens, node.pages, node.depth = node.tokens[length:], node.pages[count:], node.depth + count
+        node.parent = upper
         upper.children[node.tokens[:size]] = node
         self._nodes += 1
         return upper
@@ -218,6 +275,11 @@ class PrefixCache:
         taken = min(count, len(node.pages))
         for _ in range(taken):
             self._pool.release(node.pages.pop())
+        if self._changes is not None:
+            named = self._names_left(node, len(node.pages))
+            self._changes.evict(node.hashes[named:])
+            del node.hashes[named:]
+            node.hasher = None
         node.tokens = node.tokens[: len(node.pages) * size]
         self._held -= taken
         if node.pages:

@@ -8,6 +8,7 @@ from slipstream_kernels.models.page_pool import PagePool
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request_state import RequestState
 from verify_service.hidden_states.store import HiddenStateStore
+from verify_service.kv_cache.cache_events import CacheEvents
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.kv_cache.prefix_cache import PrefixCache
 
@@ -54,6 +55,14 @@ class KVCacheManager:
     def available(self) -> int:
         """Pages that can be had without taking any from a request."""
         return self._pool.free_count + self._cache.evictable
+
+    def watch_cache(self, *, wanted: bool) -> None:
+        """See PrefixCache.watch."""
+        self._cache.watch(wanted=wanted)
+
+    def take_cache_events(self) -> CacheEvents | None:
+        """See PrefixCache.take_events."""
+        return self._cache.take_events()
 
     def fits(self, state: RequestState) -> bool:
         """Whether a waiting request's tokens so far could be held without taking pages from another."""

@@ -26,10 +26,13 @@ from verify_service.draft_link.link_config import DrafterState, LinkState, Propo
 from verify_service.draft_link.refusals import Refusal
 from verify_service.engine.command_queue import CancelRequest
 from verify_service.engine.loop_stats import LoopState
+from verify_service.server.cache_watch import CacheReport, WatchCache
 from verify_service.server.server_info import ServerInfo
 
 
-def decode_session_request(data: bytes, session_id: int, arrival: float) -> GenerationRequest | CancelRequest:
+def decode_session_request(
+    data: bytes, session_id: int, arrival: float
+) -> GenerationRequest | CancelRequest | WatchCache:
     """What a client sent on its session; ranges are checked at admission.
 
     InvalidArgumentError, which is the end of the session, if the bytes are no SessionRequest.
@@ -43,8 +46,10 @@ def decode_session_request(data: bytes, session_id: int, arrival: float) -> Gene
             return _generation_request(message.submit, session_id, arrival)
         case "cancel":
             return CancelRequest(RequestKey(session_id, message.cancel.request_id))
+        case "watch_cache":
+            return WatchCache()
         case _:
-            raise InvalidArgumentError("a SessionRequest must hold submit or cancel", field="kind")
+            raise InvalidArgumentError("a SessionRequest must hold submit, cancel or watch_cache", field="kind")
 
 
 def _generation_request(submit: verify_pb2.Submit, session_id: int, arrival: float) -> GenerationRequest:
@@ -63,9 +68,14 @@ def _generation_request(submit: verify_pb2.Submit, session_id: int, arrival: flo
     )
 
 
-def encode_outputs(outputs: Sequence[StepOutput], started: Sequence[int] = ()) -> bytes:
+def encode_outputs(
+    outputs: Sequence[StepOutput], started: Sequence[int] = (), cache: CacheReport | None = None
+) -> bytes:
     """A SessionResponse; `started` are ids of requests."""
-    return verify_pb2.SessionResponse(outputs=map(_output, outputs), started=started).SerializeToString()
+    message = verify_pb2.SessionResponse(outputs=map(_output, outputs), started=started)
+    if cache is not None:
+        message.cache.CopyFrom(verify_pb2.CacheEvents(**cache._asdict()))
+    return message.SerializeToString()
 
 
 def _output(output: StepOutput) -> verify_pb2.RequestOutput:
@@ -136,6 +146,7 @@ def encode_info(
         gpu_uuid=facts.gpu_uuid,
         refusals=[verify_pb2.ProposerRefusal(**asdict(refusal)) for refusal in refusals],
         serving_seconds=serving_seconds,
+        cache_events=True,
     ).SerializeToString()
 
 

@@ -153,7 +153,7 @@ def _start(
         attach_host(link, host, device=settings.numbered_device, max_step_rows=settings.max_step_rows)
     engine = settings.engine_config(loaded.num_pages)
     grammars = _grammar_compiler(settings, loaded)
-    loop = VerifyLoop(loaded.model, engine, link, Sink(verify.sink, verify.tell_started), grammars)
+    loop = VerifyLoop(loaded.model, engine, link, Sink(verify.sink, verify.tell_started, verify.tell_cached), grammars)
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
     loop.start()

@@ -6,12 +6,23 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError
 from verify_service.core.request import StepOutput
+from verify_service.kv_cache.cache_events import CacheEvents
+from verify_service.server.cache_watch import CachedPages, CacheReport, CacheWatch
 
 MAX_OUTPUTS = 256
 """Outputs in one message, which keeps it far below the message limit."""
+
+
+class Taken(NamedTuple):
+    """What one message carries; all empty at the end of a session."""
+
+    outputs: list[StepOutput]
+    started: list[int]
+    cache: CacheReport | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +37,7 @@ class Session:
     active: set[int] = field(default_factory=set)
     waiting: deque[StepOutput] = field(default_factory=deque)
     started: list[int] = field(default_factory=list)
+    cache: CacheWatch | None = None
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     sent: asyncio.Event = field(default_factory=asyncio.Event)
     half_closed: bool = False
@@ -52,6 +64,19 @@ class Session:
         self.sent.clear()
         self.filled.set()
 
+    def watch_cache(self, pages: CachedPages) -> None:
+        """The client asks for a snapshot of the prefix cache and for changes from then on."""
+        if self.cache is None:
+            self.cache = CacheWatch(pages)
+        self.cache.begin()
+        self.filled.set()
+
+    def cached(self, events: CacheEvents) -> None:
+        """The prefix cache has changed."""
+        if self.cache is not None:
+            self.cache.note(events)
+            self.filled.set()
+
     def end(self, reason: SlipstreamError) -> None:
         """Let the stream fail with `reason` once all outputs have been sent."""
         self.ended = reason
@@ -62,18 +87,21 @@ class Session:
         self.half_closed = True
         self.filled.set()
 
-    async def take(self) -> tuple[list[StepOutput], list[int]]:
-        """Wait for outputs and for requests that start; neither when the client has half-closed and all is answered.
+    async def take(self) -> Taken:
+        """Wait for outputs, requests that start and news of the cache.
+
+        All are empty when the client has half-closed and all is answered.
 
         Raises the reason of the end when nothing is left.
         """
-        while not (self.waiting or self.started):
+        while not (self.waiting or self.started or (self.cache is not None and self.cache.pending)):
             self.sent.set()
             if self.ended is not None:
                 raise self.ended
             if self.half_closed and not self.active:
-                return [], []
+                return Taken([], [])
             self.filled.clear()
             await self.filled.wait()
         started, self.started = self.started, []
-        return [self.waiting.popleft() for _ in range(min(MAX_OUTPUTS, len(self.waiting)))], started
+        outputs = [self.waiting.popleft() for _ in range(min(MAX_OUTPUTS, len(self.waiting)))]
+        return Taken(outputs, started, None if self.cache is None else self.cache.take())

@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from verify_service.core.request import GenerationRequest, RequestKey, StepOutpu
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.engine.command_queue import CancelRequest
 from verify_service.engine.verify_loop import VerifyLoop
+from verify_service.kv_cache.cache_events import CacheEvents
+from verify_service.server.cache_watch import CachedPages, WatchCache
 from verify_service.server.codec import decode_session_request, encode_info, encode_outputs, encode_state
 from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.request_traces import RequestTraces
@@ -53,7 +55,7 @@ class Backend:
 
 
 class VerifyServicer:
-    """Belongs to the event loop it is made in, except for `sink` and `tell_started`.
+    """Belongs to the event loop it is made in, except for `sink`, `tell_started` and `tell_cached`.
 
     Answers UNAVAILABLE until `backend` is set.
     """
@@ -64,6 +66,7 @@ class VerifyServicer:
         self._traces = RequestTraces(tracer)
         self._events = asyncio.get_running_loop()
         self._sessions: dict[int, Session] = {}
+        self._cached = CachedPages()
         self._session_ids = itertools.count(1)
         self._draining = False
 
@@ -83,6 +86,10 @@ class VerifyServicer:
     def tell_started(self, keys: list[RequestKey]) -> None:
         """Take requests that the next step begins on the verify loop's thread."""
         self._events.call_soon_threadsafe(self._start, keys)
+
+    def tell_cached(self, events: CacheEvents) -> None:
+        """Take what a step has changed in the prefix cache on the verify loop's thread."""
+        self._events.call_soon_threadsafe(self._note_cached, events)
 
     async def get_info(self, _request: bytes, context: Context) -> bytes:
         """Facts and limits; UNAVAILABLE while loading or draining."""
@@ -121,6 +128,9 @@ class VerifyServicer:
             await abort(context, error)
         finally:
             del self._sessions[session.session_id]
+            if session.cache is not None and not self._has_watchers():
+                backend.loop.tell_cache(wanted=False)
+                self._cached.forget()
             if session.active:
                 backend.loop.cancel_session(session.session_id)
                 self._traces.drop(session.session_id)
@@ -158,6 +168,8 @@ class VerifyServicer:
                 request = decode_session_request(data, session.session_id, time.monotonic())
                 if isinstance(request, CancelRequest):
                     backend.loop.cancel(request.key)
+                elif isinstance(request, WatchCache):
+                    self._watch_cache(backend, session)
                 else:
                     session.begin(request.key.request_id)
                     if _log.isEnabledFor(logging.DEBUG):
@@ -188,6 +200,25 @@ class VerifyServicer:
             session = self._sessions.get(key.session_id)
             if session is not None:
                 session.start((key.request_id,))
+
+    @property
+    def sessions(self) -> Collection[Session]:
+        """Those that are open."""
+        return self._sessions.values()
+
+    def _has_watchers(self) -> bool:
+        return any(session.cache is not None for session in self.sessions)
+
+    def _watch_cache(self, backend: Backend, session: Session) -> None:
+        """Pages are hashed only while somebody wants to know."""
+        if not self._has_watchers():
+            backend.loop.tell_cache(wanted=True)
+        session.watch_cache(self._cached)
+
+    def _note_cached(self, events: CacheEvents) -> None:
+        self._cached.apply(events)
+        for session in self._sessions.values():
+            session.cached(events)
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         """Sort one step's outputs by session; those of a session that has gone are dropped."""

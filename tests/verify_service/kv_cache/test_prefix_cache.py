@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from slipstream.prefix_hash import hash_prompt, prefix_salt
 from slipstream_kernels.models.page_pool import PagePool
+from verify_service.kv_cache import prefix_cache
 from verify_service.kv_cache.prefix_cache import Namespace, PrefixCache, PrefixHandle
 
 PAGES = 40
-TOKENS = st.lists(st.integers(0, 1), min_size=0, max_size=14)
+SHORT = st.lists(st.integers(0, 1), min_size=0, max_size=14)
+TOKENS = SHORT | st.integers(17, PAGES - 2).map(lambda count: [0] * count)
 NAMESPACES = st.sampled_from([("", ""), ("a", ""), ("", "a")])
 
 
@@ -35,6 +38,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = PrefixCache(self.pool, page_size)
         self.users: list[User] = []
         self.written: dict[int, tuple[Namespace, tuple[int, ...]]] = {}
+        self.watched = False
+        self.told: set[int] = set()
+
+    @rule(wanted=st.booleans())
+    def watch(self, wanted: bool) -> None:  # hypothesis passes it by name
+        self.cache.watch(wanted=wanted)
+        self.watched = wanted
+        self.told = set(self.told if wanted else ())
 
     @rule(namespace=NAMESPACES, tokens=TOKENS)
     def enter(self, namespace: Namespace, tokens: list[int]) -> None:
@@ -95,6 +106,26 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.pool.free_count + len(own) + self.cache.pages == PAGES
         assert self.cache.evictable == self.cache.pages - len(leased)
 
+    @invariant()
+    def changes_tell_what_is_cached(self) -> None:
+        if not hasattr(self, "users"):
+            return
+        events = self.cache.take_events()
+        if not self.watched:
+            assert events is None
+            return
+        if events is not None:
+            if events.whole:
+                self.told.clear()
+            assert self.told.issuperset(events.evicted)
+            assert self.told.isdisjoint(events.added)
+            self.told = (self.told - set(events.evicted)) | set(events.added)
+        assert len(self.told) <= self.cache.pages
+        for user in self.users:
+            tokens = user.tokens[: len(user.lease.pages) * self.size]
+            salt = prefix_salt(*user.namespace)
+            assert self.told.issuperset(each ^ salt for each in hash_prompt(tokens, self.size).hashes)
+
     def teardown(self) -> None:
         for user in getattr(self, "users", []):
             for page in user.pages[len(user.lease.pages) :]:
@@ -103,6 +134,9 @@ class CacheMachine(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             self.cache.clear()
             assert self.cache.pages == 0
+            events = self.cache.take_events()
+            if self.watched:
+                assert set(() if events is None else events.evicted) == self.told
             assert self.pool.free_count == PAGES
 
 
@@ -191,3 +225,16 @@ def test_old_eviction_entries_do_not_pile_up(size: int) -> None:
         cache.release(cache.acquire(("", ""), tokens))
     assert len(cache._idle) < 200
     assert cache.clear() == 4
+
+
+def test_nothing_is_hashed_while_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = PagePool(PAGES)
+    cache = PrefixCache(pool, 2)
+    cache.watch(wanted=True)
+    fill(cache, pool, [1] * 8, 2)
+    cache.watch(wanted=False)
+    monkeypatch.setattr(prefix_cache, "PrefixHasher", None)
+    monkeypatch.setattr(prefix_cache, "prefix_salt", None)
+    fill(cache, pool, [1] * 4 + [2] * 60, 2)
+    assert cache.evict(10) == 10
+    assert cache.take_events() is None

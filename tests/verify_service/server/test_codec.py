@@ -30,6 +30,7 @@ from verify_service.draft_link.link_config import DrafterState, LinkState, Propo
 from verify_service.draft_link.records import Mode
 from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.engine.loop_stats import LoopState
+from verify_service.server.cache_watch import CacheReport, WatchCache
 from verify_service.server.codec import CancelRequest, decode_session_request, encode_info, encode_outputs, encode_state
 from verify_service.server.server_info import ServerInfo
 
@@ -174,13 +175,22 @@ def test_logprobs_of_a_prompt_arrive_as_flat_lists() -> None:
     assert not (output.token_ids or output.finish_reason)
 
 
+def test_news_of_the_cache_are_asked_for_and_told() -> None:
+    asked = verify_pb2.SessionRequest(watch_cache=verify_pb2.WatchCache()).SerializeToString()
+    assert isinstance(decode_session_request(asked, 1, 0.0), WatchCache)
+    told = verify_pb2.SessionResponse.FromString(encode_outputs([], [], CacheReport(3, True, (2**64 - 1,), (5,))))
+    assert (told.cache.sequence, told.cache.snapshot) == (3, True)
+    assert (list(told.cache.added), list(told.cache.evicted)) == ([2**64 - 1], [5])
+    assert not verify_pb2.SessionResponse.FromString(encode_outputs([], [4])).HasField("cache")
+
+
 def test_info_and_state_carry_every_figure() -> None:
     facts = ServerInfo("n", "/m", "fp", "tp", 10, 20, 3, 4, (1, 2), "fast", "cuda", 16, 99, 64, 123, "0.1", "triton", 2)
     info = verify_pb2.GetInfoResponse.FromString(encode_info(facts, [ProposerStatus("p", True, None)], None, (), 2.5))
     assert (info.model_name, info.max_context, list(info.eos_token_ids), info.num_pages) == ("n", 20, [1, 2], 99)
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
     assert (info.default_proposer, info.mode, info.attention, info.tensor_parallel_size) == ("", "fast", "triton", 2)
-    assert info.serving_seconds == 2.5
+    assert (info.serving_seconds, info.cache_events, info.page_size) == (2.5, True, 16)
     stats = DraftStats(5, 6, 7, 8, 9, 11, 12, 13, 14, 15, {"q": SourceCount("q", 8, 9)})
     drafter = DrafterState(1, "d", "host:2", 3, "shm", Mode.AHEAD_OR_WAIT, "p", 4, 0.5, 10, 16, stats, 0.017, 0.018)
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)

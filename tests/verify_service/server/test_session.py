@@ -36,11 +36,11 @@ def test_requests_that_start_are_told_without_an_output() -> None:
         waiting = asyncio.create_task(session.take())
         await asyncio.sleep(0)
         session.start([4])
-        assert await waiting == ([], [4])
+        assert await waiting == ([], [4], None)
         session.start([5])
         session.put([output(4)])
         session.start([6])
-        outputs, started = await session.take()
+        outputs, started, _ = await session.take()
         assert (len(outputs), started) == (1, [5, 6])
 
     asyncio.run(scenario())
@@ -78,7 +78,7 @@ def test_a_half_closed_session_ends_after_its_last_answer() -> None:
         assert not waiting.done()
         session.put([output(7, last=True)])
         assert len((await waiting)[0]) == 1
-        assert await session.take() == ([], [])
+        assert await session.take() == ([], [], None)
 
     asyncio.run(scenario())
 
