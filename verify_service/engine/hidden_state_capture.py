@@ -16,6 +16,7 @@ from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
 from verify_service.hidden_states.store import HiddenStateStore
 from verify_service.model_runner.base import ModelRunner
+from verify_service.model_runner.captured_states import CapturedStates
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ class HiddenStateCapture:
         self._captured: tuple[int, ...] = ()
         self._asked_at = float("-inf")
         self._held: dict[ScheduledRequest, HiddenStateRows] = {}
+        self._held_single: dict[RequestState, tuple[int, int]] = {}
+        """Of requests that decode and that no drafter hears of: the position and the row in `_step_states`."""
+        self._step_states: CapturedStates | None = None
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -84,6 +88,7 @@ class HiddenStateCapture:
         nodes accepted below it, which predicted what was decided. Whatever fails here, the step goes on.
         """
         self._held.clear()
+        self._held_single.clear()
         try:
             return self._take(step, live, deciding)
         except Exception:  # noqa: BLE001 - states may cost speed and nothing else
@@ -96,6 +101,7 @@ class HiddenStateCapture:
         So drafters need not wait for it. To be called before any page changes hands.
         """
         try:
+            self._keep_single(only)
             held = [item for item in self._held if only is None or item.state is only]
             taken = [(item.state, self._held.pop(item)) for item in held]
             layout = self._store.boundaries  # not the step's, where drafters have come or gone since
@@ -115,9 +121,11 @@ class HiddenStateCapture:
         states = self._engine.states(step.launched)
         if states is None:
             return {}
-        captured = states.of(live)
+        single, others = states.split(live, _is_told)
+        captured = states.of(others)
         roots = {item.state.key: item.base - 1 for item in deciding}
         if states.boundaries == self._store.boundaries:
+            self._step_states, self._held_single = states, single
             at_once: list[tuple[Sequence[int], HiddenStateRows]] = []
             for item, features in captured:
                 if roots.get(item.state.key) == features.first:
@@ -129,7 +137,7 @@ class HiddenStateCapture:
         decided: dict[RequestKey, HiddenStateRows] = {}
         for item, features in captured:
             key = item.state.key
-            if not item.state.draft.proposer or item.state.draft.paused:
+            if not _is_told(item):
                 continue
             root = roots.get(key, features.end)
             if root > features.first:
@@ -140,8 +148,21 @@ class HiddenStateCapture:
             self._source.send_states(chunks)
         return decided
 
+    def _keep_single(self, only: RequestState | None) -> None:
+        """As `keep`, of requests that decode and that no drafter hears of."""
+        states, held = self._step_states, self._held_single
+        if states is None or states.boundaries != self._store.boundaries:
+            return
+        if only is None:
+            kept = [(state.kv.pages, *at) for state, at in held.items() if not state.finished]
+            held.clear()
+        else:
+            kept = [(only.kv.pages, *held.pop(only))] if only in held else []
+        if kept:
+            self._store.write_single(states.load(), kept)
+
     def _routes(self, items: Sequence[ScheduledRequest]) -> dict[ScheduledRequest, tuple[RingSlice, ...]]:
-        drafted = [item for item in items if item.state.draft.proposer and not item.state.draft.paused]
+        drafted = [item for item in items if _is_told(item)]
         wanted = [StateSpan(item.state.key, item.first, item.count + item.depth) for item in drafted]
         routes = self._source.reserve_ring(wanted, self._boundaries)
         return {item: spans for item, spans in zip(drafted, routes, strict=True) if spans}
@@ -157,6 +178,11 @@ class HiddenStateCapture:
             return self._boundaries
         self._asked_at = now
         return tuple(sorted(asked))
+
+
+def _is_told(item: ScheduledRequest) -> bool:
+    """Whether a drafter hears of each step of the item's request."""
+    return bool(item.state.draft.proposer) and not item.state.draft.paused
 
 
 class _History:

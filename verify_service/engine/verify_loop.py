@@ -269,7 +269,7 @@ class VerifyLoop:
             state.stats.scheduled_at = now
             state.stats.cached_tokens = min(state.kv.num_computed_tokens, state.prompt_length)
             if state.draft.proposer:
-                self._speculation.begin(state, self._features.history(state))
+                self._speculation.begin(state, self._features.history(state), self._scheduler.num_expected)
         return plan.rows
 
     def _settle(self, step: Step) -> None:

@@ -93,6 +93,25 @@ class HiddenStateStore:
         for copy in copies:
             copy_rows(copy.source, np.array(copy.rows, np.int64), self._rows, np.array(copy.targets, np.int64))
 
+    def write_single(self, source: Bits, kept: Sequence[tuple[Sequence[int], int, int]]) -> None:
+        """Keep a row of `source` for each of these (pages, position, row of the source): requests that decode.
+
+        As `write`, without an object for each request; a page counts as written when its first row is.
+        """
+        if not self.capacity:
+            return
+        size, written, known = self._page_size, self._written, self._blocks
+        targets: list[int] = []
+        for pages, position, _ in kept:  # in order: a page may lose its block to a later one
+            number, low = divmod(position, size)
+            block = known.get(pages[number]) if low else None
+            start = (self._block(pages[number]) if block is None else block) * size
+            targets.append(start + low)
+            written[start + low] = True
+            if low == size - 1 and written[start : start + size].all():
+                self._full.add(start // size)
+        copy_rows(source, np.array([row for *_, row in kept], np.int64), self._rows, np.array(targets, np.int64))
+
     def _make_room(self, pages: Sequence[int], first: int, end: int, targets: list[int]) -> None:
         """Add where the rows of these positions go, which count as written."""
         size, written = self._page_size, self._written

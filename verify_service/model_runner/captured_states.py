@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slipstream_kernels.models.capture_layers import Bits
+from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.hidden_states.rows import HiddenStateRows, PendingRows
 
@@ -28,6 +29,23 @@ class CapturedStates:
     places: dict[ScheduledRequest, range | list[int]]
     spans: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = field(default_factory=dict)
     copied: Callable[[], None] | None = None
+
+    def split(
+        self, items: Sequence[ScheduledRequest], is_told: Callable[[ScheduledRequest], bool]
+    ) -> tuple[dict[RequestState, tuple[int, int]], list[ScheduledRequest]]:
+        """Some of the step's items in two: those with one row that no drafter is told of, and the others.
+
+        Of the former the position and the row, which predicted what was decided.
+        """
+        single: dict[RequestState, tuple[int, int]] = {}
+        others: list[ScheduledRequest] = []
+        for item in items:
+            rows = self.places[item]
+            if len(rows) > 1 or not item.decides or is_told(item):
+                others.append(item)
+            else:
+                single[item.state] = item.first, rows[0]
+        return single, others
 
     def of(self, items: Sequence[ScheduledRequest]) -> list[tuple[ScheduledRequest, HiddenStateRows]]:
         """The states of some of the step's items, compacted to committed rows; they last as long as the step's do."""

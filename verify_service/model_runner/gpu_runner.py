@@ -14,7 +14,7 @@ from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
 from slipstream_kernels.models.gpu.batch.plan_kernels import committed_rows
 from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows
-from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateCopies, HiddenStateCopy
+from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateCopies, HiddenStateCopy, no_copies
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.acceptance import AcceptedPath
@@ -266,6 +266,8 @@ class GpuModelRunner:
         packed: bool,
     ) -> HiddenStateCopies:
         """What becomes of a pass's states: to the rings of drafters, and to the host what may be committed."""
+        if not (routes or packed):
+            return no_copies()
         planned = self._rows.planned_rows(items)
         rings: dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, list[int]]] = {}
         for place, item in enumerate(items if routes else ()):

@@ -42,6 +42,7 @@ class Scheduler:
         self.places = QueuePlaces(config.max_running + config.max_queued, self._tenants)
         self._passes = passes or PassShare(StepTimeModel([(1, 1, 1e-3)]), config.prefill_chunk)
         self._running: list[RequestState] = []
+        self._most_running = config.max_running
         self._lines = list(range(config.max_running))[::-1]
         self._turns = ALL
         self._kept: Turns | None = None
@@ -59,6 +60,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_expected(self) -> int:
+        """Requests that run, and those that will as soon as the ones before them let them in."""
+        return min(self._most_running, self.num_running + self.num_waiting)
 
     @property
     def num_waiting(self) -> int:

@@ -64,10 +64,10 @@ class SpeculationController:
         """What drafting of forced text and pruning by grammars have taken of the loop's thread."""
         return self._grammar_trees.seconds
 
-    def begin(self, state: RequestState, history: HiddenStateHistory | None = None) -> None:
-        """Announce a request that starts with a proposer."""
+    def begin(self, state: RequestState, history: HiddenStateHistory | None = None, expected: int = 1) -> None:
+        """Announce a request that starts with a proposer; `expected` requests will share steps with it."""
         request = state.request
-        self._tree_sizer.begin(state)
+        self._tree_sizer.begin(state, expected)
         opening = RequestOpening(
             key=state.key,
             proposer=state.draft.proposer,

@@ -72,6 +72,10 @@ class SpeculationGate:
         self._remembered, self._forget_after = 0, min(2 * self._forget_after, FORGET_LAST)
         return True
 
+    def rest(self) -> None:
+        """Pause drafting now, as the load that comes is known to be one at which no trees pay."""
+        self.unprofitable_steps = max(self.unprofitable_steps, REST_AFTER + 1)
+
     def charge(self, steps: float) -> None:
         """Count what a step waited for a probe's trees, in plain steps."""
         if self.probing:

@@ -133,6 +133,10 @@ class GoodputOptimizer:
         levels = PROBE_LEVELS if self.gate.probing else 0
         return [min(levels, candidate.max_levels) for candidate in candidates]
 
+    def would_pay(self, candidate: DepthCandidate, requests: int) -> bool:
+        """Whether trees would raise goodput in steps of so many requests that are all like this one."""
+        return bool(len(self._best_candidates([candidate] * requests, requests, 0, _START_GAIN)))
+
     def prepare(self) -> None:
         """Choose, ahead of the next `choose_depths`, for its last candidates by the newest estimates."""
         own, _ = self._memos

@@ -42,6 +42,10 @@ class TreeSizer:
         self._step_nodes = step_nodes
         self._gate = budget.gate
         self._warm: list[RequestState] = []
+        self._begun: list[RequestState] = []
+        """Those that wait for the end of their prompt."""
+        self._weighed: dict[int, bool] = {}
+        """Whether trees would pay, by how many bits the number of requests has; for one step."""
         self.over_subscribed = False
         """Whether more requests run than a step has drafted rows."""
         self.is_profitable = True
@@ -49,10 +53,19 @@ class TreeSizer:
         self.takes_whole = False
         """Whether steps take trees as they are, be they of many requests."""
 
-    def begin(self, state: RequestState) -> None:
-        """Begin a request, whose drafting may be paused from the start."""
+    def begin(self, state: RequestState, expected: int = 1) -> None:
+        """Begin a request, whose drafting may be paused from the start; `expected` requests will share steps with it.
+
+        Where trees would not pay then, nobody is drafted for from now on: the states of all their prompts would go to
+        drafters for nothing, and hold up everybody's first token.
+        """
+        adaptive = state.draft.adaptive
+        if adaptive and not self._gate.paused and not self._would_pay(state, expected):
+            self._gate.rest()
         rests = self._gate.paused and len(self._warm) >= self._num_warm
-        state.draft.paused = state.draft.catching_up = rests and (state.draft.adaptive or self.over_subscribed)
+        state.draft.paused = state.draft.catching_up = rests and (adaptive or self.over_subscribed)
+        if adaptive:
+            self._begun.append(state)
 
     def depths(self, states: Sequence[RequestState], running: int) -> list[int]:
         """Return the depth of each request's next tree, 0 for none; update which of them are paused.
@@ -60,6 +73,10 @@ class TreeSizer:
         running: requests that share the step's nodes.
         """
         self.over_subscribed = self._step_nodes < running
+        self._weighed.clear()
+        if self._begun:
+            given = set(states)
+            self._begun = [state for state in self._begun if not (state.finished or state in given)]
         depths = [max(0, state.depth_left) for state in states]
         granted = [0] * len(states) if self.over_subscribed else self._granted(states, depths, running)
         self._pause(states)
@@ -90,6 +107,12 @@ class TreeSizer:
         """
         return (not self._gate.unprofitable_steps and _is_worth(state, running)) or state in self._warm
 
+    def _would_pay(self, state: RequestState, expected: int) -> bool:
+        size = expected.bit_length()
+        if size not in self._weighed:
+            self._weighed[size] = self._optimizer.would_pay(_candidate(state), expected)
+        return self._weighed[size]
+
     @property
     def _num_warm(self) -> int:
         """How many requests are kept warm while others are paused."""
@@ -97,11 +120,7 @@ class TreeSizer:
 
     def _granted(self, states: Sequence[RequestState], depths: list[int], running: int) -> list[int]:
         adaptive = [index for index, state in enumerate(states) if state.draft.adaptive]
-        bidders = {
-            index: DepthCandidate(states[index].draft.acceptance, depths[index], states[index].draft.proposer)
-            for index in adaptive
-            if depths[index] > 0
-        }
+        bidders = {index: _candidate(states[index]) for index in adaptive if depths[index] > 0}
         bidding = [index for index in bidders if not states[index].draft.catching_up]
         if not adaptive:
             self._gate.open()
@@ -110,6 +129,7 @@ class TreeSizer:
         fixed = sum(min(depths[i], 4) for i, state in enumerate(states) if not state.draft.adaptive)
         late = (index for index in bidders if states[index].draft.catching_up and _is_worth(states[index], running))
         catching_up = [bidders[index] for index in late]
+        catching_up += [_candidate(state) for state in self._begun if state.depth_left > 0]
         granted = self._optimizer.choose_depths(
             [bidders[index] for index in bidding], running, catching_up, nodes=fixed
         )
@@ -146,6 +166,10 @@ class TreeSizer:
             state.draft.catching_up |= state.draft.paused
             if state.draft.paused and fades:
                 state.draft.acceptance.fade()
+
+
+def _candidate(state: RequestState) -> DepthCandidate:
+    return DepthCandidate(state.draft.acceptance, max(0, state.depth_left), state.draft.proposer)
 
 
 def _is_worth(state: RequestState, running: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream_kernels.models.capture_layers import Bits
 from verify_service.hidden_states.rows import HiddenStateRows, PendingRows
@@ -98,6 +100,38 @@ def test_rows_of_many_requests_are_written_at_once(pages_kept: int) -> None:
     else:
         assert same(store.read([4, 5], 2, 7), own)
         assert same(store.read([0], 0, 3), HiddenStateRows(LAYOUT, 0, step[4:7]))
+
+
+@given(
+    kept=st.sampled_from([1, 2, 3, 24]),
+    first=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    steps=st.lists(st.sets(st.integers(0, 3)), max_size=12),
+)
+def test_single_rows_of_requests_that_decode_are_found_where_pages_suffice_and_never_anothers(
+    kept: int, first: list[int], steps: list[set[int]]
+) -> None:
+    """Each step writes a row of some requests; a request's pages are its own."""
+    store, width = store_of(num_pages=24, pages_kept=kept), 6
+    pages = [list(range(width * request, width * (request + 1))) for request in range(len(first))]
+    rows: list[dict[int, Bits]] = [{} for _ in first]
+    ends = list(first)
+    for number, step in enumerate(steps):
+        source = np.full((5, WIDTH), 1000 * number, np.uint16) + np.arange(5, dtype=np.uint16)[:, None]
+        written = [(request, 4 - request) for request in sorted(step) if request < len(first)]
+        store.write_single(source, [(pages[request], ends[request], row) for request, row in written])
+        for request, row in written:
+            rows[request][ends[request]] = source[row]
+            ends[request] += 1
+    for request, end in enumerate(ends):
+        found = store.read(pages[request], 0, end)
+        expected = range(first[request], end)
+        if kept == 24:
+            assert store.reach(pages[request], end) == first[request]
+            assert (found is None) == (not expected)
+        if found is not None:
+            assert first[request] <= found.first and found.end == end
+            assert all(np.array_equal(rows[request][found.first + at], row) for at, row in enumerate(found.rows))
+    assert store.pages <= kept
 
 
 def test_nothing_counts_as_written_where_states_are_gone() -> None:

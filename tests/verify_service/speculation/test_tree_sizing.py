@@ -130,6 +130,39 @@ def test_states_are_brought_where_enough_is_left_of_requests(number: int, left: 
     assert {state.draft.paused for state in states} == {not brought}
 
 
+def test_a_load_at_which_trees_do_not_pay_is_known_before_its_prompts_are_computed() -> None:
+    dear_for_many = [(1, 1, 1e-3), (1, 64, 1e-3), (64, 64, 1e-3), (64, 128, 64e-3)]
+    wishes, few, many = TreeSizer(budget(dear_for_many), 128), requests(2), requests(60)
+    for state in few:
+        wishes.begin(state, expected=2)
+    assert all(rested(wishes, few, 20, running=2))
+    for state in many:
+        wishes.begin(state, expected=62)
+    assert all(state.draft.paused for state in many)
+    assert not any(rested(wishes, few, 1, running=62))
+    assert all(state.draft.paused for state in few)
+    assert not any(rested(wishes, [*few, *many], 20, running=62))
+    for state in many:
+        state.finished = True
+    rested(wishes, few, 1, running=2)
+    assert not any(state.draft.paused for state in few)
+    for state in few:
+        state.draft.catching_up = False
+    assert all(rested(wishes, few, 1, running=2))
+
+
+def test_those_that_wait_for_their_first_token_count_and_are_forgotten_when_they_end() -> None:
+    dear_for_many = [(1, 1, 1e-3), (1, 64, 1e-3), (64, 64, 1e-3), (64, 128, 64e-3)]
+    wishes, few, many = TreeSizer(budget(dear_for_many), 128), requests(2), requests(60)
+    assert all(rested(wishes, few, 20, running=2))
+    for state in many:
+        wishes.begin(state, expected=1)
+    assert not any(rested(wishes, few, 1, running=62))
+    for state in many:
+        state.finished = True
+    assert all(rested(wishes, few, 1, running=2))
+
+
 def test_a_request_that_starts_meanwhile_rests_from_the_first() -> None:
     wishes, states = TreeSizer(budget(DEAR), 32), requests(9)
     rested(wishes, states, REST_AFTER + 1)

@@ -13,6 +13,7 @@ import torch
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.graph.pass_handle import CapturedHiddenStates
 from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer
+from slipstream_kernels.models.gpu.graph.stream_context import StreamContext
 from slipstream_kernels.ops.gpu.state_rows import ENTRY
 
 Int64 = npt.NDArray[np.int64]
@@ -56,8 +57,28 @@ def _most_rows(limits: GpuLimits) -> int:
     return 3 * limits.max_rows if limits.boundaries else 0
 
 
+_STAGES = 2
+"""Passes whose states may be on their way to the host."""
+
+
+@dataclass(slots=True, eq=False)
+class _Stage:
+    """Where states lie while they travel to the host, so that the next pass may overwrite those of this one.
+
+    `filled` comes when they lie there, `sent` when they have left.
+    """
+
+    rows: torch.Tensor
+    filled: torch.cuda.Event | None
+    sent: torch.cuda.Event | None = None
+
+
 class HiddenStateSender:
-    """Queues the copies of passes' states on the current stream, behind the passes."""
+    """Queues the copies of passes' states behind the passes.
+
+    Those on the device are on the current stream. To the host the states of as many rows as may decode travel on
+    a stream of their own, so that the next pass does not wait for the bus; those of more rows on the current one.
+    """
 
     def __init__(self, limits: GpuLimits, hidden: int, device: torch.device, op: Callable[..., None]) -> None:
         """`op` is `copy_states`."""
@@ -67,7 +88,10 @@ class HiddenStateSender:
         self._most = _most_rows(limits)
         self._rows = torch.zeros(self._most, ENTRY, dtype=torch.int64, device=device)
         self._most_packed = limits.max_decode_rows
-        self._packed = torch.empty(0, dtype=torch.bfloat16, device=device)
+        self._stages: list[_Stage] = []
+        self._next = 0
+        self._bus = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._on_bus = None if self._bus is None else StreamContext(self._bus)
         self._boundaries: tuple[int, ...] = ()
         self._columns: dict[tuple[int, ...], torch.Tensor] = {}
         if limits.boundaries and device.type == "cuda":
@@ -76,16 +100,24 @@ class HiddenStateSender:
     @staticmethod
     def num_bytes(limits: GpuLimits, hidden: int) -> int:
         """What it takes of the device's memory."""
-        packed = 2 * limits.max_decode_rows * limits.boundaries * hidden
-        return packed + 8 * ENTRY * _most_rows(limits)
+        stage = 2 * limits.max_decode_rows * limits.boundaries * hidden
+        return _STAGES * stage + 8 * ENTRY * _most_rows(limits)
 
     def keep(self, boundaries: tuple[int, ...]) -> None:
         """From now on the passes keep states at these boundaries. None that keeps any may be under way."""
         self._boundaries = boundaries
         self._columns.clear()
         size = self._most_packed * len(boundaries) * self._hidden
-        if len(self._packed) < size:
-            self._packed = torch.empty(size, dtype=torch.bfloat16, device=self._device)
+        if not self._stages or len(self._stages[0].rows) < size:
+            if self._bus is not None:
+                self._bus.synchronize()
+            self._stages = [
+                _Stage(
+                    torch.empty(size, dtype=torch.bfloat16, device=self._device),
+                    None if self._bus is None else torch.cuda.Event(),
+                )
+                for _ in range(_STAGES)
+            ]
 
     def send(
         self, states: torch.Tensor, result: torch.Tensor, count: int, plan: HiddenStateCopies, buffer: PinnedBuffer
@@ -102,15 +134,48 @@ class HiddenStateSender:
         if plan.copies and buffer.copied_event is not None:
             copied = buffer.copied_event
             copied.record()
-        source = states[:count]
-        if plan.packed is not None:
-            source = self._packed.view(-1, states.shape[1])[: len(plan.packed)]
-            self._op(states, result, tables[-1], self._columns_of(self._boundaries), self._packed, self._hidden)
+        source, stage = states[:count], None
+        if plan.packed is not None or count <= self._most_packed:
+            stage = self._take_stage()
+            kept_rows = count if plan.packed is None else len(plan.packed)
+            staged = stage.rows.view(-1, states.shape[1])[:kept_rows]
+            if plan.packed is None:
+                staged.copy_(source)
+            else:
+                self._op(states, result, tables[-1], self._columns_of(self._boundaries), stage.rows, self._hidden)
+            source = staged
         kept = buffer.states[: source.numel()].view(source.shape)
-        kept.copy_(source, non_blocking=True)
-        if buffer.states_event is not None:
-            buffer.states_event.record()
+        self._to_host(source, kept, stage, buffer.states_event)
         return CapturedHiddenStates(kept, buffer.states_event, copied)
+
+    def _take_stage(self) -> _Stage:
+        """The stage used longest ago; the current stream waits until its states have left."""
+        stage = self._stages[self._next]
+        self._next = (self._next + 1) % _STAGES
+        if stage.sent is not None:
+            torch.cuda.current_stream(self._device).wait_event(stage.sent)
+        return stage
+
+    def _to_host(
+        self, source: torch.Tensor, kept: torch.Tensor, stage: _Stage | None, arrived: torch.cuda.Event | None
+    ) -> None:
+        """Queue the copy to pinned memory, whose last one may still be under way on the other stream."""
+        if self._bus is None or self._on_bus is None or arrived is None:
+            kept.copy_(source)
+            return
+        passes = torch.cuda.current_stream(self._device)
+        if stage is None or stage.filled is None:
+            passes.wait_event(arrived)
+            kept.copy_(source, non_blocking=True)
+            arrived.record(passes)
+            return
+        stage.filled.record(passes)
+        self._bus.wait_event(stage.filled)
+        self._bus.wait_event(arrived)
+        with self._on_bus:
+            kept.copy_(source, non_blocking=True)
+        arrived.record(self._bus)
+        stage.sent = arrived
 
     def _load(self, plan: HiddenStateCopies, buffer: PinnedBuffer) -> list[torch.Tensor]:
         """The tables of rows on the device: of each copy, then of what is packed."""
