@@ -1,6 +1,7 @@
 r"""Compares structured answers and calls bit for bit across proposers, laws of sampling and concurrency.
 
     python -m benchmarks.structured [--schemas N] [--tools N] [--kills N] [--parts N] [--output FILE]
+    python -m benchmarks.structured --after N --add FILE [--output FILE]
 
 The reference is plain constrained decoding: no speculation, one request at a time. Each answer is compared in ids,
 text, calls and finish reason, and each one that came to its end is validated with jsonschema. Everything goes through
@@ -8,7 +9,8 @@ real services over HTTP. The verify service is killed under streams of the first
 are compared.
 
 Prompts are done in parts, each under all cells, so that a grammar is compiled few times; a part that is done is kept in
-benchmarks/out and not done again for the same model and options; --fresh forgets it. Exit status 1 where anything
+benchmarks/out and not done again for the same model and options; --fresh forgets it. Behind a run of the first N
+parts, with its results in FILE, `--after N --add FILE` does the others, and sums both up. Exit status 1 where anything
 differs, does not fit, was not drafted for, or was not interrupted.
 """
 
@@ -53,6 +55,9 @@ PART = 50
 LONG_ENOUGH = 12
 """Tokens of an answer that is worth interrupting."""
 
+Key = tuple[str, str, int]
+"""Proposer, law and concurrency of a cell."""
+CELLS: list[Key] = list(product(PROPOSERS, TEMPERATURES, CONCURRENCIES))
 Reference = dict[tuple[str, str], Answer]
 """Answers by the names of case and law."""
 
@@ -128,12 +133,16 @@ class Run:
             return await kill_in_the_middle(cluster, asked, number, self.seed)
 
 
-async def _measure(options: argparse.Namespace) -> int:
+async def _measure(options: argparse.Namespace, added: dict[str, Any] | None) -> int:
     start, run = time.perf_counter(), Run(options)
-    counts: dict[tuple[str, str, int], list[Count]] = {}
+    counts: dict[Key, list[Count]] = {}
     reference: Reference = {}
     kills = Kills()
-    for number in range(min(len(run.parts), options.parts or len(run.parts))):
+    if added is not None:
+        kills = Kills(**added["kills"])
+        counts = {cell: [Count(**added["cells"][_name(*cell)])] for cell in CELLS}
+    last = min(len(run.parts), options.parts or len(run.parts))
+    for number in range(options.after, last):
         path = run.folder / f"part-{number}.json"
         if options.fresh or not path.exists():
             write_json(path, await run.part(number))
@@ -150,9 +159,9 @@ async def _measure(options: argparse.Namespace) -> int:
             if options.fresh or not path.exists():
                 write_json(path, asdict(await run.kills(reference, options.kills)))
             kills = Kills(**json.loads(path.read_text("utf-8")))
-    totals = {cell: Count.total(counts[cell]) for cell in product(PROPOSERS, TEMPERATURES, CONCURRENCIES)}
+    totals = {cell: Count.total(counts[cell]) for cell in CELLS}
     rows = [row(*cell, count) for cell, count in totals.items()]
-    failures = _failures(totals, kills, options.kills)
+    failures = _failures(totals, kills, options.kills if added is not None or not options.after else 0)
     print(markdown_table(HEADER, rows))
     print(
         f"\n{kills.kills} kills of the verify service interrupted {kills.interrupted} streams, "
@@ -162,11 +171,10 @@ async def _measure(options: argparse.Namespace) -> int:
     if options.output:
         content = {
             "machine": machine(),
-            "settings": {"schemas": options.schemas, "tools": options.tools, "tokens": options.tokens,
-                         "parts": options.parts or len(run.parts), "model": run.model.name,
+            "settings": {**_asked(options), "after": options.after, "parts": last,
                          "seconds": round(time.perf_counter() - start)},
-            "cells": {f"{proposer}; T={law}; {concurrency} at once": asdict(count)
-                      for (proposer, law, concurrency), count in totals.items()},
+            "added": added and {key: added[key] for key in ("machine", "settings")},
+            "cells": {_name(*cell): asdict(count) for cell, count in totals.items()},
             "kills": asdict(kills),
             "failures": failures,
         }  # fmt: skip
@@ -174,12 +182,40 @@ async def _measure(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
+def _name(proposer: str, law: str, concurrency: int) -> str:
+    """What a cell is called in results."""
+    return f"{proposer}; T={law}; {concurrency} at once"
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """What runs have to agree in for their parts to be added."""
+    return {
+        "schemas": options.schemas,
+        "tools": options.tools,
+        "tokens": options.tokens,
+        "seed": options.seed,
+        "model": options.model.resolve().name,
+    }
+
+
+def _added(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The results of the run to be added. ValueError where they are not of the parts that this run leaves out."""
+    if options.add is None:
+        return None
+    content: dict[str, Any] = json.loads(options.add.read_text("utf-8"))
+    settings = content["settings"]
+    wanted = {**_asked(options), "after": 0, "parts": options.after}
+    if any(settings.get(key, value) != value for key, value in wanted.items()):
+        raise ValueError(f"{options.add} is not of the first {options.after} parts of this run: {settings}")
+    return content
+
+
 def _read_answer(fields: dict[str, Any]) -> Answer:
     lists = {key: tuple(fields[key]) for key in ("token_ids", "prompt_ids")}
     return Answer(**{**fields, **lists, "calls": tuple((name, arguments) for name, arguments in fields["calls"])})
 
 
-def _failures(totals: dict[tuple[str, str, int], Count], kills: Kills, wanted: int) -> list[str]:
+def _failures(totals: dict[Key, Count], kills: Kills, wanted: int) -> list[str]:
     """What keeps the run from showing exactness, in words."""
     found = []
     for (proposer, law, concurrency), count in totals.items():
@@ -208,10 +244,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="the longest answer, in tokens (64)")
     parser.add_argument("--kills", type=int, default=20, help="times that the verify service is killed (20)")
     parser.add_argument("--parts", type=int, help=f"stop after so many parts of {PART} requests; the next run goes on")
+    parser.add_argument("--after", type=int, default=0, help="leave so many parts out, and kill nothing")
+    parser.add_argument("--add", type=Path, help="results of a run of the parts left out, to which these are added")
     parser.add_argument("--seed", type=int, default=21, help="of schemas, prompts and noise (21)")
     parser.add_argument("--fresh", action="store_true", help="forget parts of former runs")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
-    return asyncio.run(_measure(parser.parse_args(arguments)))
+    options = parser.parse_args(arguments)
+    try:
+        added = _added(options)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return asyncio.run(_measure(options, added))
 
 
 if __name__ == "__main__":
