@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.host_model import HostModel
 from support.verify_loop import Target
+from verify_service.grammar.compiler import GrammarCompiler
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +42,15 @@ def twins(tiny_model: Path) -> Iterator[Target]:
     torch.set_num_threads(1)
     yield twin_target(tiny_model)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> GrammarTokenizer:
+    """The model's, for grammars."""
+    return load_tokenizer(tiny_model, vocab_size=512, eos_token_ids=(2,))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: GrammarTokenizer) -> GrammarCompiler:
+    """What compiles grammars for loops, without trials."""
+    return GrammarCompiler(lambda: tokenizer)

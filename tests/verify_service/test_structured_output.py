@@ -4,84 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import random
 import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 
-from slipstream.generation_types import FinishReason, SpeculationOptions
+from slipstream.generation_types import SpeculationOptions
 from slipstream.grammar.grammar import Grammar
-from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
-from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream.grammar.tokenizer import GrammarTokenizer
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from support.grammar_requests import CONFIG, PARAMS, TOKENS, Plain, as_grammar, plain, requests_of, run
 from support.host_model import HostModel
-from support.panics import WORDS, PanickingMatcher
 from support.plain_grammar import PlainGrammar
 from support.plain_reference import plain_generate
 from support.request_mix import drafter
 from support.schemas import SCHEMAS
-from support.verify_loop import Answer, RandomTrees, ScriptedTrees, Target, running_loop
-from verify_service.core.engine_config import EngineConfig
-from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
-from verify_service.engine.loop_stats import LoopState
-from verify_service.grammar.compiler import GrammarCompiler, Result
-from verify_service.grammar.matcher import CompiledGrammar, GrammarFailure
-from verify_service.grammar.request_grammar import DEAD_END, AllowedTokens, RequestGrammar
-
-TOKENS = 40
-CONFIG = EngineConfig(num_pages=256, page_size=8, max_running=8, adaptive=False)
-Plain = tuple[tuple[int, ...], FinishReason]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)
-PARAMS = {
-    "greedy": GREEDY,
-    "seeded": replace(GREEDY, temperature=1.0),
-    "top_p": replace(GREEDY, temperature=1.0, top_p=0.9),
-    "penalties": replace(GREEDY, temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.3, top_k=40),
-    "edited": replace(GREEDY, logit_bias=((20, 3.0), (70, 5.0)), min_tokens=12, stop_token_ids=(3, 60)),
-    "until stopped": replace(GREEDY, temperature=0.7, min_p=0.05, ignore_eos=True),
-}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> GrammarTokenizer:
-    return load_tokenizer(tiny_model, vocab_size=512, eos_token_ids=(2,))
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: GrammarTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(lambda: tokenizer)
-
-
-def requests_of(params: SamplingParams, grammars: list[Grammar], tokens: int = TOKENS) -> list[GenerationRequest]:
-    pick = random.Random(3)
-    return [
-        GenerationRequest(
-            RequestKey(0, index),
-            tuple(pick.randrange(6, 512) for _ in range(pick.randint(1, 30))),
-            arrival=0.0,
-            sampling=replace(params, seed=50 + index, grammar=grammar, max_tokens=tokens),
-            choice_index=index % 2,
-        )
-        for index, grammar in enumerate(grammars)
-    ]
-
-
-def plain(model: CausalLM, tokenizer: GrammarTokenizer, request: GenerationRequest) -> Plain:
-    legal = PlainGrammar(request.sampling, tokenizer).legal
-    tokens, _, reason = plain_generate(
-        model, list(request.prompt_token_ids), request.sampling, choice=request.choice_index, legal=legal
-    )
-    return tuple(tokens), reason
-
-
-def as_grammar(schema: Any) -> Grammar:
-    return Grammar(json_schema=json.dumps(schema), coerce_one_of=True)
+from support.verify_loop import RandomTrees, Target, running_loop
+from verify_service.core.request import RequestKey
+from verify_service.grammar.compiler import GrammarCompiler
+from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
 
 
 def engine_of(name: str, model: CausalLM, request: pytest.FixtureRequest) -> Target:
@@ -163,19 +107,6 @@ def test_masks_of_another_thread_change_no_token(
     assert any(name.startswith("masks") for name in threads) == beside
 
 
-def run(
-    model: CausalLM,
-    compiler: GrammarCompiler,
-    requests: list[GenerationRequest],
-    config: EngineConfig = CONFIG,
-    trees: ScriptedTrees | None = None,
-    concurrency: int = 0,
-) -> tuple[list[Answer], LoopState]:
-    with running_loop(model, config, trees, grammars=compiler) as runner:
-        answers = runner.run(requests, concurrency)
-        return answers, runner.loop.state()
-
-
 def test_preempted_and_resumed_streams_go_on_where_they_were(
     model: CausalLM, tokenizer: GrammarTokenizer, compiler: GrammarCompiler
 ) -> None:
@@ -233,148 +164,6 @@ def test_free_neighbours_are_left_alone(
     for answer, one in zip(answers[4:], free, strict=True):
         tokens, _, _ = plain_generate(model, list(one.prompt_token_ids), one.sampling, choice=one.choice_index)
         assert answer.token_ids == tuple(tokens)
-
-
-def only(model: CausalLM, compiler: GrammarCompiler | None, grammar: Grammar, **params: Any) -> Answer:
-    (one,) = requests_of(replace(GREEDY, **params), [grammar])
-    with running_loop(model, CONFIG, grammars=compiler) as runner:
-        (answer,) = runner.run([replace(one, sampling=replace(one.sampling, grammar=grammar))])
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("grammar", "params", "field"),
-    [
-        (Grammar(json_schema='{"not": {}}'), {}, "grammar.json_schema"),
-        (Grammar(), {}, "grammar"),
-        (Grammar(regex="a", starts_after=(512,)), {}, "grammar.starts_after"),
-        (Grammar(regex="a", starts_after=(7,)), {"ignore_eos": True}, "ignore_eos"),
-    ],
-)
-def test_a_grammar_that_cannot_be_enforced_is_refused(
-    model: CausalLM, compiler: GrammarCompiler, grammar: Grammar, params: dict[str, Any], field: str
-) -> None:
-    for _ in range(2):
-        answer = only(model, compiler, grammar, **params)
-        assert isinstance(answer.last.error, InvalidArgumentError) and answer.last.error.field == field
-        assert len(answer.outputs) == 1
-
-
-def test_without_a_tokenizer_grammars_are_refused_by_name(model: CausalLM, tmp_path: Path) -> None:
-    nowhere = GrammarCompiler(lambda: load_tokenizer(tmp_path, vocab_size=512, eos_token_ids=(2,)))
-    for compiler in (None, nowhere):
-        assert isinstance(only(model, compiler, Grammar(regex="a")).last.error, FailedPreconditionError)
-
-
-def test_output_that_the_grammar_does_not_allow_cannot_be_gone_on_with(
-    model: CausalLM, compiler: GrammarCompiler
-) -> None:
-    (one,) = requests_of(GREEDY, [Grammar(regex="ab")])
-    (answer,), _ = run(model, compiler, [replace(one, output_token_ids=(300, 301))])
-    assert isinstance(answer.last.error, InvalidArgumentError) and answer.last.error.field == "output_token_ids"
-
-
-def test_a_dead_end_ends_its_request_by_name_and_no_other(
-    model: CausalLM, tokenizer: GrammarTokenizer, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead, alive = requests_of(GREEDY, [Grammar(regex="[a-f]{20}"), as_grammar(SCHEMAS[23])])
-    allowed = RequestGrammar.allowed
-
-    def dying(self: RequestGrammar) -> AllowedTokens:
-        if self.length == 4 and self.has_begun and not self.allows(6):
-            text = self._matcher._compiled.text
-            if "a-f" in text:
-                raise GrammarFailure(DEAD_END)
-        return allowed(self)
-
-    monkeypatch.setattr(RequestGrammar, "allowed", dying)
-    answers, _ = run(model, compiler, [dead, alive])
-    assert answers[1].token_ids == plain(model, tokenizer, alive)[0]
-    error = answers[0].last.error
-    assert isinstance(error, InvalidArgumentError) and DEAD_END in error.message and error.field == "grammar"
-    assert len(answers[0].token_ids) == 4
-
-
-def test_a_request_may_end_while_its_grammar_is_compiled(tokenizer: GrammarTokenizer, model: CausalLM) -> None:
-    release = threading.Event()
-
-    def load() -> GrammarTokenizer:
-        assert release.wait(30)
-        return tokenizer
-
-    held, free = requests_of(GREEDY, [Grammar(regex="ab"), Grammar(regex="ab")])
-    free = replace(free, sampling=replace(free.sampling, grammar=None))
-    with running_loop(model, CONFIG, grammars=GrammarCompiler(load)) as runner:
-        runner.loop.submit(held)
-        runner.run([free])
-        assert not runner.finished(held.key) and not runner.loop.wait_idle(0.01)
-        runner.loop.cancel(held.key)
-        runner.wait_for(lambda: runner.finished(held.key))
-        assert runner.answers[held.key].finish_reason is FinishReason.CANCELLED
-        again = replace(held, key=RequestKey(0, 7))
-        runner.loop.submit(again)
-        runner.loop.drain()
-        release.set()
-        runner.wait_for(lambda: runner.finished(again.key))
-        assert runner.answers[again.key].last.error is None
-        assert tokenizer.tokens.decode_str(list(runner.answers[again.key].token_ids[:-1])) == "ab"
-
-
-@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "compute_bitmask", "compute_ff_bytes"])
-def test_a_panic_costs_its_own_request_at_most(model: CausalLM, tokenizer: GrammarTokenizer, method: str) -> None:
-    """Of the grammar that panics the first request fails by name, or goes on with another matcher."""
-    held, free = requests_of(GREEDY, [Grammar(regex="[a-f]{20}"), as_grammar(SCHEMAS[23])])
-    expected = [plain(model, tokenizer, one) for one in (held, free)]
-    for renewable in (True, False):
-        grammars = GrammarCompiler(lambda: tokenizer)
-        told = queue.Queue[Result]()
-        assert grammars.compile(held.sampling.grammar or Grammar(), told.put) is None
-        compiled = told.get(timeout=30)
-        assert isinstance(compiled, CompiledGrammar)
-        panicking = PanickingMatcher(compiled.start, lambda name, followed: name == method and followed >= 4)
-        compiled.start, compiled.renewable = panicking, renewable  # type: ignore[assignment]
-        answers, _ = run(model, grammars, [held, free])
-        assert (answers[1].token_ids, answers[1].finish_reason) == expected[1]
-        error = answers[0].last.error
-        if renewable or method == "compute_ff_bytes":
-            assert (answers[0].token_ids, answers[0].finish_reason) == expected[0]
-        else:
-            assert isinstance(error, InvalidArgumentError) and error.field == "grammar" and WORDS in error.message
-            assert answers[0].token_ids == expected[0][0][: len(answers[0].token_ids)]
-
-
-def chain_of_rules(length: int) -> Grammar:
-    return Grammar(lark="start: r0\n" + "\n".join(f'r{n}: r{n + 1} "x"' for n in range(length)) + f'\nr{length}: "z"')
-
-
-HOSTILE = [
-    Grammar(regex="(.*a.{7}b)|(.*c.{6}d)|(.*e.{8}f)"),
-    Grammar(regex="(x{1,1000}){1,1000}"),
-    Grammar(regex="(a|aa|aaa)*b"),
-    Grammar(regex="a{20000}"),
-    Grammar(choice=tuple(f"{'x' * 15}{number}" for number in range(10_000))),
-    Grammar(json_schema=json.dumps({"enum": [f"value-{number}" for number in range(10_000)]})),
-    Grammar(json_schema='{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}'),
-    Grammar(json_schema='{"type":"array","items":{"$ref":"#"}}'),
-    Grammar(json_schema='{"items":' * 120 + "{}" + "}" * 120),
-    Grammar(json_schema=" " * (1 << 18) + "{}"),
-    chain_of_rules(6000),
-    Grammar(lark='start: start start | "a"'),
-]
-
-
-def test_hostile_grammars_cost_their_own_request(
-    model: CausalLM, tokenizer: GrammarTokenizer, compiler: GrammarCompiler
-) -> None:
-    held = requests_of(replace(GREEDY, max_tokens=12), HOSTILE, 12)
-    fair = [replace(one, key=RequestKey(1, 0)) for one in requests_of(PARAMS["seeded"], [as_grammar(SCHEMAS[22])])]
-    config = replace(CONFIG, max_running=16)
-    answers, _ = run(model, compiler, [*held, *fair], config, RandomTrees(512, seed=6))
-    assert answers[-1].token_ids == plain(model, tokenizer, fair[0])[0]
-    for answer in answers[:-1]:
-        error = answer.last.error
-        assert error is None or (isinstance(error, InvalidArgumentError) and error.field.startswith("grammar"))
-    assert sum(answer.last.error is not None for answer in answers) >= 2
 
 
 @pytest.mark.parametrize("kind", ["greedy", "top_p"])
