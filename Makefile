@@ -5,6 +5,7 @@
 #   make check      ruff, mypy, import rules, protos
 #   make loadtest   load on a running server: HOST=http://127.0.0.1:8000 GRPC=127.0.0.1:50051 PROMPTS=file.jsonl
 #   make test-clients   a TypeScript client is generated from the protos and talks to a gateway; needs node 20 and npm
+#   make instructor   the client instructor, in an environment of its own, as its pins are not ours; make test then runs it
 #   make fuzz       hostile inputs for every part that reads what comes from outside: ARGS="--inputs 1000000 --seed 3"
 #   make build      wheel and source distribution in dist/, and the wheel of the demo models
 #   make deploy/.env  settings and a new secret for the containers of deploy/docker-compose.yml
@@ -24,6 +25,8 @@ NODE_WHEEL_VERSION := 24.19.0
 CLIENT_PACKAGES := @bufbuild/protobuf@2.17.0 @bufbuild/protoc-gen-es@2.13.0 @connectrpc/connect@2.1.2 \
 	@connectrpc/connect-node@2.1.2 typescript@7.0.2
 
+INSTRUCTOR_PACKAGES := instructor==1.17.0 openai==3.3.0
+
 BIN := $(VENV)/bin
 BUF_PREFIX := $(VENV)/buf
 BUF := $(BUF_PREFIX)/node_modules/@bufbuild/buf-*/bin/buf
@@ -31,7 +34,7 @@ DEFINITION := pyproject.toml hatch_build.py
 PROTOS := $(wildcard protos/slipstream/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients check format fuzz loadtest build clean
+.PHONY: help serve test test-clients instructor check format fuzz loadtest build clean
 .DELETE_ON_ERROR:
 
 help:
@@ -45,6 +48,8 @@ test: $(VENV)/installed-dev
 
 test-clients: $(VENV)/installed-dev $(VENV)/clients/installed
 	SLIPSTREAM_NODE_MODULES=$(abspath $(VENV))/clients/node_modules $(BIN)/pytest tests/slipstream/test_protos.py $(ARGS)
+
+instructor: $(VENV)/instructor/installed
 
 check: $(VENV)/installed-dev $(BUF_PREFIX)/installed
 	$(BIN)/ruff check .
@@ -94,6 +99,11 @@ $(VENV)/installed-runtime $(VENV)/installed-loadtest $(VENV)/installed-dev: $(VE
 
 $(VENV)/clients/installed: $(VENV)/created Makefile
 	npm install --prefix $(@D) --no-audit --no-fund --ignore-scripts --loglevel=error $(CLIENT_PACKAGES)
+	@touch $@
+
+$(VENV)/instructor/installed: $(VENV)/created Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet $(INSTRUCTOR_PACKAGES)
 	@touch $@
 
 $(BUF_PREFIX)/installed: $(VENV)/created Makefile
