@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.openai.schema import GenerationBody
 from gateway.openai.structured import JsonSchemaFormat, StructuralTagFormat, StructuredOutputs, TextFormat
 from gateway.text.json_values import Values
-from slipstream.grammar.check import check
+from slipstream.grammar.check import check, check_sizes
 from slipstream.grammar.grammar import Grammar, StructuralTag, TagRule
 from slipstream.grammar.tokenizer import GrammarTokenizer
 from slipstream.rpc.errors import InvalidArgumentError
@@ -32,14 +33,14 @@ class Wanted:
 
 
 def wanted_grammar(body: GenerationBody, values: Values) -> Wanted | None:
-    """What the text of an answer has to match. InvalidArgumentError for two fields that both say it."""
+    """What the text of an answer has to match, `sized`. InvalidArgumentError for two fields that both say it."""
     form, options = body.response_format, body.structured_outputs
     if form is not None and not isinstance(form, TextFormat):
         if options is not None:
             reason = "structured_outputs and response_format exclude each other"
             raise InvalidArgumentError(reason, field="structured_outputs")
-        return _of_format(form, values)
-    return None if options is None else _of_options(options, values)
+        return sized(_of_format(form, values))
+    return None if options is None else sized(_of_options(options, values))
 
 
 def _of_format(form: Any, values: Values) -> Wanted:
@@ -99,6 +100,13 @@ def _tags(form: StructuralTagFormat, values: Values, field: str) -> StructuralTa
     return StructuralTag(tuple(tags))
 
 
+def sized(wanted: Wanted) -> Wanted:
+    """The same, if its texts are not too long to be handed on. InvalidArgumentError naming its field and the limit."""
+    with _named(wanted.field):
+        check_sizes(wanted.grammar)
+    return wanted
+
+
 def checked(wanted: Wanted, tokens: Callable[[], GrammarTokenizer] | None = None) -> Grammar:
     """The grammar, if it can be enforced. InvalidArgumentError naming its field and what cannot.
 
@@ -106,9 +114,16 @@ def checked(wanted: Wanted, tokens: Callable[[], GrammarTokenizer] | None = None
     have the stack for it.
     """
     named = tokens is not None and "<" in _STRINGS.sub("", wanted.grammar.lark or "")
-    try:
+    with _named(wanted.field):
         check(wanted.grammar, tokens() if tokens is not None and named else None, run=lambda work: work())
+    return wanted.grammar
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Errors within are of this field."""
+    try:
+        yield
     except InvalidArgumentError as error:
         message = error.message.removeprefix(error.field).lstrip()
-        raise InvalidArgumentError(f"{wanted.field} {message}", field=wanted.field) from error
-    return wanted.grammar
+        raise InvalidArgumentError(f"{field} {message}", field=field) from error

@@ -34,7 +34,7 @@ from gateway.output_parsers.registry import AnswerForm, Names
 from gateway.text.answer_form import AUTO, AnsweringModel, answer_plan, parsers_of
 from gateway.text.body import read_body
 from gateway.text.conversation import Conversation, conversation
-from gateway.text.grammars import Check, Wanted, checked, wanted_grammar
+from gateway.text.grammars import Check, Wanted, checked, sized, wanted_grammar
 from gateway.text.json_values import Values, check_texts
 from gateway.text.prepared import Prepared, WorkerTask, token_array
 from gateway.text.wire_fields import check_fields
@@ -180,7 +180,7 @@ class Jobs:
         checks: tuple[Check, ...] = ()
         if sampling.grammar is not None:
             kind = sampling.grammar.kind
-            wanted = Wanted(sampling.grammar, f"sampling.grammar.{kind}" if kind else "sampling.grammar")
+            wanted = sized(Wanted(sampling.grammar, f"sampling.grammar.{kind}" if kind else "sampling.grammar"))
             checks = (partial(checked, wanted, partial(self._grammar_tokens, info)),)
         prepared = Prepared(
             prompts=(prompt,),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from gateway.openai.tools import CustomTool, FunctionTool, ToolPolicy, is_strict, is_string, name_of, schema_of
 from gateway.output_parsers.registry import FORCED, Names, Tags
 from gateway.text.body import UnsupportedFieldError
-from gateway.text.grammars import ANY_OBJECT, Check, Wanted, checked
+from gateway.text.grammars import ANY_OBJECT, Check, Wanted, checked, sized
 from gateway.text.json_values import Values
 from slipstream.grammar.check import MAX_BYTES
 from slipstream.grammar.grammar import DEFAULT_WHITESPACE, Grammar, StructuralTag, TagRule
@@ -39,7 +40,8 @@ def tool_grammar(
     """What holds the calls of an answer to what the request says of them.
 
     `names.tools` is the parser of the model's own form. Models whose form no grammar can write are forced into bare
-    JSON; where calls stand in free text UnsupportedFieldError names the field.
+    JSON; where calls stand in free text UnsupportedFieldError names the field. InvalidArgumentError names what is too
+    long.
     """
     parser = names.tools
     allowed = [(index, tools[index]) for index in policy.allowed]
@@ -60,15 +62,16 @@ def tool_grammar(
     )
     grammar = Grammar(structural_tag=tags)
 
-    def check() -> None:
+    def ask(check: Callable[[Wanted], object]) -> None:
         try:
-            checked(Wanted(grammar, "tools"))
+            check(Wanted(grammar, "tools"))
         except InvalidArgumentError:
             for index, tool in allowed:
-                checked(Wanted(Grammar(json_schema=schemas[index]), _schema_field(index, tool)))
+                check(Wanted(Grammar(json_schema=schemas[index]), _schema_field(index, tool)))
             raise
 
-    return ToolGrammar(grammar, used, check)
+    ask(sized)
+    return ToolGrammar(grammar, used, partial(ask, checked))
 
 
 def _schema_field(index: int, tool: FunctionTool | CustomTool) -> str:

@@ -52,7 +52,7 @@ def check(
     deep as it is has `run` call what it is given.
     """
     field = f"grammar.{grammar.kind}" if grammar.kind else "grammar"
-    _check_sizes(grammar)
+    check_sizes(grammar)
     if grammar.structural_tag is not None:
         _check_tags(grammar.structural_tag)
     if tokenizer is not None:
@@ -80,7 +80,8 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
 
 
-def _check_sizes(grammar: Grammar) -> None:
+def check_sizes(grammar: Grammar) -> None:
+    """Raise InvalidArgumentError, as `check` does, for a grammar that says too much, or nothing; takes no time."""
     if not grammar.kind:
         raise InvalidArgumentError("grammar says nothing that the output must match", field="grammar")
     size = sum(len(text.encode(errors="replace")) for text in _texts(grammar))
