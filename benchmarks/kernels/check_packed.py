@@ -31,20 +31,24 @@ from benchmarks.kernels.linear_candidates import Layer, layers_8b
 from benchmarks.kernels.linear_operands import microseconds
 from slipstream_kernels.ops.gpu.linear import gated_linear, linear
 from slipstream_kernels.ops.gpu.linear_tile import Tile
+from slipstream_kernels.ops.gpu.packed.any_linear import Weight, any_gated_linear, any_linear
+from slipstream_kernels.ops.gpu.packed.decode_weight import decode_weight
 from slipstream_kernels.ops.gpu.packed.packed_linear import (
-    decoded,
     packed_gated_linear,
     packed_linear,
     packed_tile,
+    room_elements,
     with_stages,
 )
-from slipstream_kernels.ops.gpu.packed.packed_weight import STEP, PackedWeight, pack
+from slipstream_kernels.ops.gpu.packed.packed_tile import MATRIX_ROWS, PART, PackedTile
+from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight, pack
+from slipstream_kernels.ops.gpu.tuning import even_share
 from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight, decode
 
 CACHE_BYTES = 256 * 2**20
 CHECKED_ROWS = (1, 2, 3, 7, 16, 17, 33, 64, 65, 128, 257, 512, 1024, 2048)
 TIMED_ROWS = (1, 16, 32, 64, 128, 256)
-FEW_ROWS = 128
+FEW_ROWS = 64
 """Rows up to which decoding in registers is timed."""
 
 
@@ -56,14 +60,17 @@ class Form:
     number: Number
     group: int = 0
     zeros: bool = False
+    short: bool = False
+    """Scales are numbers of bfloat16."""
 
 
 FORMS = (
     Form("fp8 row", "e4m3"),
     Form("fp8 block", "e4m3", 128),
-    Form("w4 g128", "int4", 128),
+    Form("w4 g128", "int4", 128, short=True),
     Form("w4 g128 zeros", "int4", 128, zeros=True),
-    Form("w4 g32 zeros", "int4", 32, zeros=True),
+    Form("w4 g128 long", "int4", 128),
+    Form("w4 row zeros", "int4", zeros=True, short=True),
     Form("w8 row", "int8"),
     Form("w8 g64 zeros", "int8", 64, zeros=True),
 )
@@ -81,46 +88,54 @@ def random_weight(form: Form, outputs: int, inputs: int, device: torch.device, *
     if hostile:
         scales *= 2.0 ** torch.randint(-30, 31, scales.shape, device=device)
         scales[torch.rand(scales.shape, device=device) < 0.1] = 0
+    if form.short:
+        scales = scales.bfloat16()
     most = 17 if form.number == "int4" else 257
     zeros = torch.randint(0, most, scales.shape, device=device, dtype=torch.int16) if form.zeros else None
     return QuantisedWeight(form.number, codes, scales, zeros, group)
 
 
-def tiles_of(weight: PackedWeight, rows: int, *, gated: bool, full: bool) -> Iterator[Tile]:
+def tiles_of(weight: PackedWeight, rows: int, *, gated: bool, full: bool) -> Iterator[PackedTile]:
     """Tiles to check, or of `full` to time."""
     first = packed_tile(weight, rows, gated=gated)
     yield first
-    yield replace(first, prefetch=1024)
+    products = 2 if gated else 1
     if not full:
-        yield replace(first, outputs=24, tokens=16, stages=2)
+        yield PackedTile(24 // products // 8 * 8, 16, 3, 2)
+        yield PackedTile(64 // products, 64, 3, 1)
         return
-    whole = 64 if gated else 128
-    for tile in (first, replace(first, outputs=whole, warps=8)):
-        for room in (100, 64):
-            yield with_stages(tile, weight, gated=gated, room=room * 1024)
-    if weight.number != "int4" and weight.group == 0:
-        yield with_stages(replace(first, depth=256), weight, gated=gated, room=200 * 1024)
+    outputs = len(weight) // products
+    for share in (even_share(outputs, 32 // products), even_share(outputs, 64 // products), 64 // products):
+        for room in (72, 104, 216):
+            for parts in (2, 1) if first.tokens <= 32 else (1,):
+                tile = with_stages(replace(first, outputs=share, parts=parts), weight, gated=gated, room=room * 1024)
+                if tile.shared_memory(weight, gated) <= room * 1024:
+                    yield tile
 
 
-def run(weight: PackedWeight | torch.Tensor, layer: Layer, x: Any, out: Any, room: Any, more: Any, tile: Any) -> None:
-    """One call of the layer."""
-    if isinstance(weight, PackedWeight):
-        if layer.gated:
-            packed_gated_linear(x, weight, out, room, tile=tile)
-        else:
-            packed_linear(x, weight, out, room, tile=tile, **more)
-    elif layer.gated:
-        gated_linear(x, weight, out, tile=tile)
-    else:
-        linear(x, weight, out, tile=tile, **more)
+LINEAR, GATED_LINEAR = any_linear(linear), any_gated_linear(gated_linear)
+
+
+def run(weight: Weight, layer: Layer, x: Any, out: Any, more: Any, tile: PackedTile | None) -> None:
+    """One call of the layer, as it chooses where `tile` is None."""
+    if tile is None:
+        (GATED_LINEAR if layer.gated else LINEAR)(x, weight, out, **more)
+    elif isinstance(weight, PackedWeight):
+        (packed_gated_linear if layer.gated else packed_linear)(x, weight, out, tile=tile, **more)
+    else:  # the interpreter's sums depend on the shape of the products
+        like = Tile(MATRIX_ROWS // (2 if layer.gated else 1), tile.tokens, PART, 1)
+        (gated_linear if layer.gated else linear)(x, weight, out, tile=like, **more)
 
 
 def check(form: Form, layer: Layer, rows: tuple[int, ...], device: torch.device) -> dict[str, Any]:
     """Compare all ways of computing a layer with the bfloat16 layer of the decoded weight."""
     weight = random_weight(form, layer.weight_rows, layer.inputs, device, hostile=True)
-    packed, plain = pack(weight), decode(weight)
-    room = torch.empty(plain.numel(), dtype=torch.bfloat16, device=device)
-    decodes = torch.equal(decoded(packed, room).view(torch.int16), plain.view(torch.int16))
+    plain = decode(weight)
+    decoded = torch.empty_like(plain)
+    room = max(plain.numel() // 2, room_elements(weight.shape))  # in two parts
+    packed = replace(pack(weight).settled(), room=torch.empty(room, dtype=torch.bfloat16, device=device))
+    decode_weight(packed, decoded)
+    decodes = torch.equal(decoded.view(torch.int16), plain.view(torch.int16))
     compared, differing, failed = 0, [], []
     on_gpu = device.type == "cuda"
     for count in rows:
@@ -128,17 +143,15 @@ def check(form: Form, layer: Layer, rows: tuple[int, ...], device: torch.device)
         addends = {} if layer.gated else {"residual": torch.randn(count, layer.outputs, device=device).bfloat16()}
         dtype = torch.bfloat16 if layer.gated else torch.float32
         expected, out = (torch.empty(count, layer.outputs, dtype=dtype, device=device) for _ in range(2))
-        run(plain, layer, x, expected, room, addends, None)
+        run(plain, layer, x, expected, addends, None)
         for tile in (None, *tiles_of(packed, count, gated=layer.gated, full=False)):
-            if not on_gpu:  # the interpreter's sums depend on the shape of the products
-                usual = tile or packed_tile(packed, count, gated=layer.gated)
-                like = replace(usual, depth=STEP // 8) if form.number == "int4" else usual
-                run(plain, layer, x, expected, room, addends, like)
-                tile = usual
+            if not on_gpu:
+                tile = tile or packed_tile(packed, count, gated=layer.gated)
+                run(plain, layer, x, expected, addends, tile)
             out.fill_(torch.nan)
             where = f"{count} rows, {tile}"
             try:
-                run(packed, layer, x, out, room, addends, tile)
+                run(packed, layer, x, out, addends, tile)
             except Exception as error:  # noqa: BLE001  # whatever the compiler or the device finds wrong with a tile
                 failed.append(f"{where}: {type(error).__name__}: {str(error)[-200:]}")
                 continue
@@ -175,10 +188,10 @@ def time_layer(
     dense = [torch.randn(outputs, inputs, device=device).bfloat16() * inputs**-0.5 for _ in range(copies)]
     plain = {}
 
-    def calls(weights: Any, count: int, tile: Tile | None) -> list[Callable[[], object]]:
+    def calls(weights: Any, count: int, tile: PackedTile | None) -> list[Callable[[], object]]:
         part = {name: value[:count] for name, value in more.items()}
         return [
-            partial(run, weights[call % len(weights)], layer, x[:count], out[:count], room, part, tile)
+            partial(run, weights[call % len(weights)], layer, x[:count], out[:count], part, tile)
             for call in range(max(len(weights), 8))
         ]
 
@@ -187,12 +200,12 @@ def time_layer(
     del dense
     for form in forms:
         packed = [
-            pack(random_weight(form, outputs, inputs, device, hostile=False))
+            replace(pack(random_weight(form, outputs, inputs, device, hostile=False)).settled(), room=room)
             for _ in range(max(2, min(24, CACHE_BYTES // (outputs * inputs // 2) + 1)))
         ]
-        to_memory = measure([partial(decoded, weight, room) for weight in packed])
+        to_memory = measure([partial(decode_weight, weight, room.view(outputs, inputs)) for weight in packed])
         for count in rows:
-            found: list[tuple[float, Tile]] = []
+            found: list[tuple[float, PackedTile]] = []
             failed = []
             tiles = dict.fromkeys(tiles_of(packed[0], count, gated=layer.gated, full=True))
             for tile in tiles if count <= FEW_ROWS else ():

@@ -223,6 +223,12 @@ FORMS: dict[str, Form] = {
     "gptq 8 bits": Form(_gptq_config(bits=8, group_size=-1), _gptq(8, 0, 1)),
 }
 
+LARGE_GROUPS: dict[str, Form] = {
+    "pack4 g128": Form(_compressed("pack-quantized", _ints(4, 128)), _pack(4, 128, dtype=torch.bfloat16)),
+    "awq g128": Form({**_AWQ, "group_size": 128}, _awq(128)),
+}
+"""Of models whose inputs are multiples of 128."""
+
 
 def is_quantised(name: str, shape: torch.Size, ignore: tuple[str, ...]) -> bool:
     """Whether a tensor is the weight of a linear module that is not left out."""

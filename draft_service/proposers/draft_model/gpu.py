@@ -231,7 +231,7 @@ class GpuDraftModelProposer(DraftModelBase):
         """Begin anew, without sessions, drafting ids below `size` alone."""
         self._started = None
         gc.collect()  # the graphs and pages of the one before
-        config, cuda = self.config, self._weights.head.is_cuda
+        config, cuda = self.config, self._weights.embedding.is_cuda
         ops = draft_ops.kernels() if cuda else draft_ops.twins()
         forward = CausalForward(self._weights, ops, size, self._scored)
         entries = forward.shape.entries

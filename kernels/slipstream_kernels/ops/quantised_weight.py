@@ -54,6 +54,16 @@ class QuantisedWeight:
         zeros = None if self.zeros is None else self.zeros[index]
         return QuantisedWeight(self.number, self.codes[index], self.scales[index], zeros, self.group)
 
+    def columns(self, start: int, stop: int) -> QuantisedWeight:
+        """Columns from `start` to `stop`, which are a multiple of 2, and of `group` where that is less than a row."""
+        part = slice(start // 2, stop // 2) if self.number == "int4" else slice(start, stop)
+        scales, zeros = self.scales, self.zeros
+        if self.group < self.shape[1]:
+            assert start % self.group == stop % self.group == 0
+            groups = slice(start // self.group, stop // self.group)
+            scales, zeros = scales[:, groups], None if zeros is None else zeros[:, groups]
+        return QuantisedWeight(self.number, self.codes[:, part], scales, zeros, self.group)
+
 
 def halves(codes: torch.Tensor) -> torch.Tensor:
     """Two int4 codes of each byte [N, K / 2] side by side: uint8 [N, K]."""
@@ -113,10 +123,10 @@ def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
             return None
     zeros = None
     if any(part.zeros is not None for part in parts):
-        zeros = torch.cat([_regrouped(_zeros(part), part, group) for part in parts])
+        zeros = torch.cat([regrouped(_zeros(part), part, group) for part in parts])
     dtypes = {part.scales.dtype for part in parts}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    scales = torch.cat([_regrouped(part.scales.to(dtype), part, group) for part in parts])
+    scales = torch.cat([regrouped(part.scales.to(dtype), part, group) for part in parts])
     return QuantisedWeight(number, torch.cat([part.codes for part in parts]), scales, zeros, group)
 
 
@@ -126,7 +136,8 @@ def _zeros(weight: QuantisedWeight) -> torch.Tensor:
     return torch.full(weight.scales.shape, implied_zero(weight.number), dtype=torch.int16)
 
 
-def _regrouped(groups: torch.Tensor, weight: QuantisedWeight, group: int) -> torch.Tensor:
+def regrouped(groups: torch.Tensor, weight: QuantisedWeight, group: int) -> torch.Tensor:
+    """Scales or zero points of a weight's groups by smaller groups, of `group` columns, that divide them."""
     inputs = weight.shape[1]
     count = -(-inputs // group)
     return groups.repeat_interleave(-(-min(weight.group, inputs) // group), 1)[:, :count]

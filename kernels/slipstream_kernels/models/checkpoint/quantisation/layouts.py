@@ -12,7 +12,7 @@ import torch
 
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, shown
 from slipstream_kernels.models.checkpoint.quantisation.scheme import BLOCK, Layout, Strategy, WeightScheme
-from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight, paired
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight, paired
 
 SCALES = ("F32", "F16", "BF16")
 _FP8, _WORDS, _SHORT = ("F8_E4M3",), ("I32",), ("I8",)
@@ -108,7 +108,7 @@ def quantised_weight(
 ) -> QuantisedWeight:
     """The weight that `stored_tensors` hold. Raises CheckpointError where they contradict one another."""
     stored = _Stored(scheme, tensors, outputs, inputs, module)
-    number: Number = "e4m3" if scheme.layout == "float" else "int8" if scheme.bits == 8 else "int4"
+    number = scheme.number
     codes, zeros = _UNPACK[scheme.layout](stored)
     scales = tensors[scheme.scale]
     scales = scales.t() if scheme.layout in ("awq", "gptq") else stored.by_row(scales)

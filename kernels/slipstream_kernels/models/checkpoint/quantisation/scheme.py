@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slipstream_kernels.models.checkpoint.quantisation.module_patterns import is_part, matches_name
+from slipstream_kernels.ops.quantised_weight import Number
 
 Layout = Literal["float", "int", "pack", "awq", "gptq"]
 """Which tensors hold a weight: see `layouts`."""
@@ -35,6 +36,11 @@ class WeightScheme:
     symmetric: bool = True
     zero_offset: int = 0
     scale: str = "weight_scale"
+
+    @property
+    def number(self) -> Number:
+        """What a code is."""
+        return "e4m3" if self.layout == "float" else "int8" if self.bits == 8 else "int4"
 
     def group_of(self, inputs: int) -> int:
         """Elements of a row that share a scale."""

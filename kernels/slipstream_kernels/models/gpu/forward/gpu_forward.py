@@ -16,6 +16,7 @@ from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeigh
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuffers
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.packed.any_linear import Weight
 
 Plan = PlanArrays[torch.Tensor]
 
@@ -238,7 +239,7 @@ class GpuForward:
             out,
         )
 
-    def _add(self, x: torch.Tensor, weight: torch.Tensor, b: PassBuffers) -> None:
+    def _add(self, x: torch.Tensor, weight: Weight, b: PassBuffers) -> None:
         """Add a layer's output, the sum of the ranks' parts, to the residual stream."""
         if self._group is None:
             self._ops.linear(x, weight, b.x, residual=b.x)

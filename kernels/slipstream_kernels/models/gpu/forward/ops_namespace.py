@@ -31,6 +31,9 @@ from slipstream_kernels.ops.gpu import (
     word_updates,
 )
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
+from slipstream_kernels.ops.gpu.packed.any_linear import Choice, any_gated_linear, any_linear, any_rotary_linear, never
+from slipstream_kernels.ops.gpu.packed.decode_weight import decode_weight, decode_weight_reference
+from slipstream_kernels.ops.gpu.packed.packed_linear import decodes_in_registers
 
 Op = Callable[..., Any]
 
@@ -39,7 +42,10 @@ MODES = ("exact", "fast")
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Each field is a function of `slipstream_kernels.ops.gpu`, or another of the same signature and meaning."""
+    """Each field is a function of `slipstream_kernels.ops.gpu`, or another of the same signature and meaning.
+
+    Weights of linear layers are bfloat16, or packed.
+    """
 
     select_outcomes: Op
     compact_kv: Op
@@ -67,7 +73,7 @@ class Ops:
 
 def kernels() -> Ops:
     """The Triton kernels: on an NVIDIA GPU, or in Triton's interpreter."""
-    return Ops(
+    ops = Ops(
         select_outcomes=outcome_select.select_outcomes,
         compact_kv=compaction.compact_kv,
         copy_states=state_rows.copy_states,
@@ -91,11 +97,12 @@ def kernels() -> Ops:
         tree_walk=tree_walk.tree_walk,
         write_words=word_updates.write_words,
     )
+    return _of_any_weight(ops, decodes_in_registers, decode_weight)
 
 
 def twins() -> Ops:
     """The twins in torch, on any device."""
-    return Ops(
+    ops = Ops(
         select_outcomes=outcome_select.select_outcomes_reference,
         compact_kv=compaction.compact_kv_reference,
         copy_states=state_rows.copy_states_reference,
@@ -119,6 +126,18 @@ def twins() -> Ops:
         tree_walk=tree_walk.tree_walk_reference,
         write_words=word_updates.write_words_reference,
     )
+    return _of_any_weight(ops, never, decode_weight_reference)
+
+
+def _of_any_weight(ops: Ops, in_registers: Choice, decode: Op) -> Ops:
+    """Ops of linear layers whose weights may be packed, from those of bfloat16 weights."""
+    linear_op = any_linear(ops.linear, in_registers=in_registers, decode=decode)
+    return replace(
+        ops,
+        linear=linear_op,
+        gated_linear=any_gated_linear(ops.gated_linear, in_registers=in_registers, decode=decode),
+        rotary_linear=any_rotary_linear(ops.rotary_linear, rotary_linear.in_two_steps(linear_op, ops.rotary_write)),
+    )
 
 
 def ops_of_mode(mode: str, device: torch.device, gate_up: torch.Tensor) -> Ops:
@@ -129,12 +148,15 @@ def ops_of_mode(mode: str, device: torch.device, gate_up: torch.Tensor) -> Ops:
     """
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}, supported are {', '.join(MODES)}")
-    ops = kernels() if device.type == "cuda" else twins()
+    cuda = device.type == "cuda"
+    ops = kernels() if cuda else twins()
     if mode == "exact":
         return ops
-    return replace(
+    library = replace(
         ops,
         linear=library_linear,
         gated_linear=LibraryGatedLinear(gate_up),
         rotary_linear=rotary_linear.in_two_steps(library_linear, ops.rotary_write),
     )
+    in_registers, decode = (decodes_in_registers, decode_weight) if cuda else (never, decode_weight_reference)
+    return _of_any_weight(library, in_registers, decode)

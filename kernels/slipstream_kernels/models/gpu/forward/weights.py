@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -13,22 +13,33 @@ import torch
 from slipstream_kernels.models.checkpoint.load_warnings import tell
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_weights
+from slipstream_kernels.models.gpu.forward.packed_layers import (
+    HEAD,
+    LAYERS,
+    decoded_layers,
+    packed_form,
+    room_size,
+    shape_of,
+)
+from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor, Place
 from slipstream_kernels.models.gpu.ranks.shard import Shard
-from slipstream_kernels.ops.gpu.gate_up import gate_up_views
-from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
+from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight
 from slipstream_kernels.progress import ProgressBar
 
 _log = logging.getLogger(__name__)
 _LAYERS = "model.layers."
+_QKV = tuple(f"self_attn.{name}_proj.{kind}" for kind in ("weight", "bias") for name in "qkv")
+_GATE_UP = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """bfloat16, contiguous; sizes are the shard's."""
+    """bfloat16, contiguous, or, of linear layers, packed; sizes are the shard's."""
 
     input_norm: torch.Tensor
     """[hidden]"""
-    qkv: torch.Tensor
+    qkv: Weight
     """[q + 2 kv, hidden]: rows of queries, keys, values"""
     qkv_bias: torch.Tensor | None
     """[q + 2 kv]"""
@@ -36,19 +47,19 @@ class LayerWeights:
     """[head_dim]"""
     k_norm: torch.Tensor | None
     """[head_dim]"""
-    o: torch.Tensor
+    o: Weight
     """[hidden, q]"""
     post_norm: torch.Tensor
     """[hidden]"""
-    gate_up: torch.Tensor
+    gate_up: Weight
     """[2 intermediate, hidden], in the order of ops/gpu/gate_up.py"""
-    down: torch.Tensor
+    down: Weight
     """[hidden, intermediate]"""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuWeights:
-    """bfloat16, contiguous. With tied embeddings `head` is a view of `embedding`."""
+    """bfloat16, contiguous, or packed. With tied embeddings `head` is a view of `embedding`."""
 
     shard: Shard
     embedding: torch.Tensor
@@ -56,8 +67,10 @@ class GpuWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     """[hidden]"""
-    head: torch.Tensor
+    head: Weight
     """[vocab of the shard, hidden]"""
+    room: torch.Tensor
+    """[elements], where packed layers of many rows are decoded"""
 
     @classmethod
     def load(
@@ -70,18 +83,22 @@ class GpuWeights:
         size: int = 1,
         progress: bool = True,
     ) -> GpuWeights:
-        """Read a Hugging Face folder tensor by tensor to the device; wider types are rounded, quantised ones decoded.
+        """Read a Hugging Face folder tensor by tensor to the device; wider types are rounded, quantised weights packed.
 
         Raises CheckpointError unless names and shapes fit exactly and the ranks divide the model.
         """
         weights = cls._empty(Shard(config, rank, size), device)
         if rank == 0:
             tell(folder, config)
-            if config.quantisation is not None:
-                _log.warning("%s: quantised weights are decoded to bfloat16, as which they are held on a GPU", folder)
-        on_device = ((name, _dense(weight, device)) for name, weight in iterate_weights(folder, config))
-        _fill(weights, on_device, "loading weights", progress=progress)
-        return weights
+            if decoded := decoded_layers(weights.shard):
+                _log.warning(
+                    "%s: %d layers are decoded to bfloat16, as their parts differ or no kernel takes them: first %s",
+                    folder,
+                    len(decoded),
+                    decoded[0],
+                )
+        _fill(weights, iterate_weights(folder, config), "loading weights", progress=progress)
+        return weights.settled()
 
     @classmethod
     def random(
@@ -96,8 +113,9 @@ class GpuWeights:
     ) -> GpuWeights:
         """Normally distributed weights, scaled so that activations stay of order one however deep the model is.
 
-        Ranks hold the parts of one model. Equal seeds give equal weights on devices of one type.
+        None is quantised. Ranks hold the parts of one model. Equal seeds give equal weights on devices of one type.
         """
+        config = replace(config, quantisation=None)
         weights = cls._empty(Shard(config, rank, size), device)
         generator = torch.Generator(device).manual_seed(seed)
         _fill(weights, _random_tensors(config, generator), "drawing weights", progress=progress)
@@ -107,7 +125,7 @@ class GpuWeights:
     def from_tensors(
         cls,
         config: ModelConfig,
-        tensors: Iterable[tuple[str, torch.Tensor]],
+        tensors: Iterable[tuple[str, AnyTensor]],
         device: torch.device | str,
         *,
         rank: int = 0,
@@ -116,20 +134,32 @@ class GpuWeights:
     ) -> GpuWeights:
         """Take over whole tensors by their names in a Hugging Face folder; each may be made as it is asked for.
 
-        There must be one of each name of `expected_shapes`, of its shape.
+        There must be one of each name of `expected_shapes`, of its shape, and quantised as `config` says.
         """
         weights = cls._empty(Shard(config, rank, size), device)
         weights.refill(tensors, progress=progress)
-        return weights
+        return weights.settled()
 
-    def refill(self, tensors: Iterable[tuple[str, torch.Tensor]], *, progress: bool = False) -> None:
-        """Overwrite all weights where they are, as `from_tensors`."""
+    def refill(self, tensors: Iterable[tuple[str, AnyTensor]], *, progress: bool = False) -> None:
+        """Overwrite all weights where they are, as `from_tensors`; none is packed."""
         _fill(self, tensors, "making weights", progress=progress)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
         return weight_bytes(self.shard)
+
+    def settled(self) -> GpuWeights:
+        """The same, of packed weights whose contents are there."""
+
+        def of(weight: Weight) -> Weight:
+            return weight.settled() if isinstance(weight, PackedWeight) else weight
+
+        layers = [
+            replace(layer, qkv=of(layer.qkv), o=of(layer.o), gate_up=of(layer.gate_up), down=of(layer.down))
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers), head=of(self.head))
 
     @classmethod
     def _empty(cls, shard: Shard, device: torch.device | str) -> GpuWeights:
@@ -138,35 +168,45 @@ class GpuWeights:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.bfloat16, device=device)
 
-        hidden, intermediate = config.hidden_size, shard.intermediate_size
+        room = empty(room_size(shard))
+
+        def linear(name: str, layer: int = 0) -> Weight:
+            form = packed_form(shard, name, layer)
+            return empty(*shape_of(shard, name)) if form is None else form.empty(device, room)
+
+        hidden = config.hidden_size
         layers = tuple(
             LayerWeights(
                 input_norm=empty(hidden),
-                qkv=empty(shard.qkv_size, hidden),
+                qkv=linear("qkv", layer),
                 qkv_bias=empty(shard.qkv_size) if config.attention_bias else None,
                 q_norm=empty(config.head_dim) if config.head_norms else None,
                 k_norm=empty(config.head_dim) if config.head_norms else None,
-                o=empty(hidden, shard.q_size),
+                o=linear("o", layer),
                 post_norm=empty(hidden),
-                gate_up=empty(2 * intermediate, hidden),
-                down=empty(hidden, intermediate),
+                gate_up=linear("gate_up", layer),
+                down=linear("down", layer),
             )
-            for _ in range(config.num_layers)
+            for layer in range(config.num_layers)
         )
         embedding = empty(config.vocab_size, hidden)
         tied = embedding.narrow(0, shard.rank * shard.vocab_size, shard.vocab_size)
-        head = tied if config.tie_word_embeddings else empty(shard.vocab_size, hidden)
-        return cls(shard, embedding, layers, empty(hidden), head)
+        head = tied if config.tie_word_embeddings else linear(HEAD)
+        return cls(shard, embedding, layers, empty(hidden), head, room)
 
 
 def weight_bytes(shard: Shard) -> int:
-    """Bytes of a shard's weights on its device."""
+    """Bytes of a shard's weights on its device, and of the room in which packed ones are decoded."""
     config = shard.config
-    hidden = config.hidden_size
-    layer = shard.qkv_size * hidden + hidden * shard.q_size + 3 * shard.intermediate_size * hidden + 2 * hidden
-    layer += shard.qkv_size * config.attention_bias + 2 * config.head_dim * config.head_norms
-    head = 0 if config.tie_word_embeddings else shard.vocab_size * hidden
-    return 2 * (config.num_layers * layer + config.vocab_size * hidden + head + hidden)
+
+    def linear(name: str, layer: int = 0) -> int:
+        form = packed_form(shard, name, layer)
+        return 2 * prod(shape_of(shard, name)) if form is None else form.nbytes
+
+    vectors = 2 * config.hidden_size + shard.qkv_size * config.attention_bias + 2 * config.head_dim * config.head_norms
+    layers = sum(2 * vectors + sum(linear(name, layer) for name in LAYERS) for layer in range(config.num_layers))
+    head = 0 if config.tie_word_embeddings else linear(HEAD)
+    return layers + head + 2 * (config.hidden_size * (config.vocab_size + 1) + room_size(shard))
 
 
 def _random_tensors(config: ModelConfig, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
@@ -185,53 +225,39 @@ def _random_tensors(config: ModelConfig, generator: torch.Generator) -> Iterator
         yield name, tensor
 
 
-def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, torch.Tensor]], title: str, *, progress: bool) -> None:
+def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, AnyTensor]], title: str, *, progress: bool) -> None:
     shard = weights.shard
     total = sum(2 * prod(shape) for _, shape in expected_shapes(shard.config))
     with ProgressBar(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
         for name, tensor in tensors:
-            bar.update(2 * tensor.numel())
-            target, axis = _place(weights, name)
-            if target.numel() != tensor.numel():
-                width = tensor.shape[axis] // shard.size
-                tensor = tensor.narrow(axis, shard.rank * width, width)
-            target.copy_(tensor.reshape(target.shape))
+            bar.update(2 * prod(tensor.shape))
+            _place(weights, name).fill(tensor, shard)
 
 
-def _dense(weight: torch.Tensor | QuantisedWeight, device: torch.device | str) -> torch.Tensor:
-    return decode(weight.to(device)) if isinstance(weight, QuantisedWeight) else weight
-
-
-def _place(weights: GpuWeights, name: str) -> tuple[torch.Tensor, int]:
-    """Where a tensor of the checkpoint goes, maybe with its rows in groups, and the axis along which ranks share it."""
+def _place(weights: GpuWeights, name: str) -> Place:
+    """Where a tensor of the checkpoint goes."""
     if not name.startswith(_LAYERS):
-        whole = {
-            "model.embed_tokens.weight": weights.embedding,
-            "model.norm.weight": weights.final_norm,
-            "lm_head.weight": weights.head,
-        }
-        return whole[name], 0
+        return {
+            "model.embed_tokens.weight": Place.of(weights.embedding, None),
+            "model.norm.weight": Place.of(weights.final_norm, None),
+            "lm_head.weight": Place.of(weights.head, 0),
+        }[name]
     index, _, part = name.removeprefix(_LAYERS).partition(".")
     layer, shard = weights.layers[int(index)], weights.shard
-    parts = [shard.q_size, shard.kv_size, shard.kv_size]
-    q, k, v = layer.qkv.split(parts)
-    q_bias, k_bias, v_bias = (None,) * 3 if layer.qkv_bias is None else layer.qkv_bias.split(parts)
-    gate, up = gate_up_views(layer.gate_up)
-    tensor, axis = {
-        "input_layernorm.weight": (layer.input_norm, 0),
-        "post_attention_layernorm.weight": (layer.post_norm, 0),
-        "self_attn.q_proj.weight": (q, 0),
-        "self_attn.k_proj.weight": (k, 0),
-        "self_attn.v_proj.weight": (v, 0),
-        "self_attn.q_proj.bias": (q_bias, 0),
-        "self_attn.k_proj.bias": (k_bias, 0),
-        "self_attn.v_proj.bias": (v_bias, 0),
-        "self_attn.q_norm.weight": (layer.q_norm, 0),
-        "self_attn.k_norm.weight": (layer.k_norm, 0),
+    if part in _QKV:
+        module, _, kind = part.partition(".")[2].partition(".")
+        weight = layer.qkv if kind == "weight" else layer.qkv_bias
+        assert weight is not None
+        return Place.stacked(weight, [shard.q_size, shard.kv_size, shard.kv_size])["qkv".index(module[0])]
+    if part in _GATE_UP:
+        return Place.gate_up(layer.gate_up)[_GATE_UP.index(part)]
+    weight, axis = {
+        "input_layernorm.weight": (layer.input_norm, None),
+        "post_attention_layernorm.weight": (layer.post_norm, None),
+        "self_attn.q_norm.weight": (layer.q_norm, None),
+        "self_attn.k_norm.weight": (layer.k_norm, None),
         "self_attn.o_proj.weight": (layer.o, 1),
-        "mlp.gate_proj.weight": (gate, 0),
-        "mlp.up_proj.weight": (up, 0),
         "mlp.down_proj.weight": (layer.down, 1),
     }[part]
-    assert tensor is not None
-    return tensor, axis
+    assert weight is not None
+    return Place.of(weight, axis)

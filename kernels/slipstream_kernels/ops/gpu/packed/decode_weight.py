@@ -7,12 +7,11 @@ import triton
 import triton.language as tl
 
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.packed.decode_codes import decode_bytes, decode_plane
-from slipstream_kernels.ops.gpu.packed.packed_weight import PLANE, STEP, PackedWeight
-from slipstream_kernels.ops.quantised_weight import implied_zero
+from slipstream_kernels.ops.gpu.packed.fragments import ROWS, decoded_tile, groups_at, words_at
+from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, PackedWeight, chunk_of, unpacked
+from slipstream_kernels.ops.quantised_weight import decode, implied_zero
 
-_STEP, _PLANE = tl.constexpr(STEP), tl.constexpr(PLANE)
-_ROWS = 16
+_COLUMNS = 128
 
 
 @triton.jit
@@ -21,62 +20,69 @@ def _decode_weight(
     scales: tl.tensor,
     zeros: tl.tensor,
     out: tl.tensor,
-    outputs: int,
+    first: int,
+    rows: int,
+    units: int,
+    chunks: int,
+    groups: int,
     inputs: int,
-    width: int,
-    ROWS: tl.constexpr,
     NUMBER: tl.constexpr,
+    PAIRED: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     ZEROS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:
-    """_STEP columns of ROWS rows."""
+    """64 of the `rows` from unit `first` on, which `out` begins with, and CHUNKS chunks of COLUMNS."""
     release_next()
     # The room is read by the kernel in front of this one, and written below.
     wait_for_previous()
-    lines = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    start = tl.program_id(1) * _STEP
-    here = lines < outputs
-    out_at = out + lines.to(tl.int64) * inputs + start
-    columns = tl.arange(0, _PLANE)[None, :]
-    codes_at = codes + lines.to(tl.int64) * width + columns
-    if NUMBER == "int4":
-        words = tl.load(codes_at + tl.program_id(1) * _PLANE, mask=here, other=0)
-    for plane in tl.static_range(8):
-        column = start + plane * _PLANE
-        inside = here & (column + columns < inputs)
-        group = column // GROUP if GROUP > 0 else 0
-        at = group * outputs + lines
-        there = here & (column < inputs)
-        factors = tl.load(scales + at, mask=there, other=0.0)
-        points = tl.load(zeros + at, mask=there, other=0.0) if ZEROS else ZERO
-        if NUMBER == "int4":
-            if plane == 4:
-                words = words >> 16
-            values = decode_plane(words, factors, points, plane % 4)
-        else:
-            values = decode_bytes(tl.load(codes_at + column, mask=inside, other=0), factors, points, NUMBER == "e4m3")
-        tl.store(out_at + plane * _PLANE + columns, values, mask=inside)
+    unit = first + tl.program_id(0) * 8
+    chunk = tl.program_id(1) * CHUNKS
+    words = words_at(codes, unit, units, chunk, chunks, CHUNKS)
+    factors = groups_at(scales, unit, units, chunk, groups, CHUNKS, COLUMNS, GROUP)
+    points = groups_at(zeros, unit, units, chunk, groups, CHUNKS, COLUMNS, GROUP) if ZEROS else ZERO
+    tile = decoded_tile(words, factors, points, NUMBER, PAIRED, CHUNKS)
+    row = tl.program_id(0) * 64 + tl.arange(0, 64)[:, None]
+    column = chunk * COLUMNS + tl.arange(0, CHUNKS * COLUMNS)[None, :]
+    tl.store(out + row.to(tl.int64) * inputs + column, tile, mask=(row < rows) & (column < inputs))
 
 
-def decode_weight(weight: PackedWeight, out: torch.Tensor) -> None:
-    """Write the bfloat16 weight to `out`, contiguous [N, K]: the bits of `ops.quantised_weight.decode`."""
-    outputs, inputs = weight.shape
-    assert out.shape == weight.shape
+def decode_weight(weight: PackedWeight, out: torch.Tensor, first: int = 0) -> None:
+    """Write rows of the bfloat16 weight from `first` on, a multiple of UNIT, to `out`, contiguous [rows, K].
+
+    The bits are those of `ops.quantised_weight.decode`.
+    """
+    form = weight.form
+    assert first % UNIT == 0
+    assert first + len(out) <= form.outputs
+    assert out.shape[1] == form.inputs
     assert out.is_contiguous()
+    columns = chunk_of(form.number)
     launch(
         _decode_weight,
-        (triton.cdiv(outputs, _ROWS), triton.cdiv(inputs, STEP)),
+        (triton.cdiv(len(out), ROWS), triton.cdiv(form.inputs, _COLUMNS)),
         weight.codes,
         weight.scales,
         weight.zeros,
         out,
-        outputs,
-        inputs,
-        weight.codes.shape[1],
-        ROWS=_ROWS,
-        NUMBER=weight.number,
-        GROUP=weight.group,
-        ZERO=float(implied_zero(weight.number)),
-        ZEROS=weight.zeros is not None,
+        first // UNIT,
+        len(out),
+        form.units,
+        form.chunks,
+        form.groups,
+        form.inputs,
+        NUMBER=form.number,
+        PAIRED=weight.paired,
+        GROUP=form.group,
+        ZERO=float(implied_zero(form.number)),
+        ZEROS=form.zeros,
+        CHUNKS=_COLUMNS // columns,
+        COLUMNS=columns,
     )
+
+
+def decode_weight_reference(weight: PackedWeight, out: torch.Tensor, first: int = 0) -> None:
+    """The same in torch."""
+    out.copy_(decode(unpacked(weight))[first : first + len(out)])

@@ -1,91 +1,151 @@
 """Linear layers of packed weights: bit for bit those of `ops.gpu.linear` with the decoded weight.
 
-Few rows decode the weight in registers; many rows decode it once to `room` and take the kernels of a bfloat16 weight.
+Few rows decode the weight in registers; many rows decode it to its room and take the kernels of a bfloat16 weight.
 Which of the two is a matter of time alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import torch
 from triton import next_power_of_2
 
+from slipstream_kernels.ops.gpu.launch import INTERPRETED
 from slipstream_kernels.ops.gpu.linear import check_operands, gated_linear, linear
-from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.packed.decode_weight import decode_weight
+from slipstream_kernels.ops.gpu.packed.hopper_stream import hopper_stream
 from slipstream_kernels.ops.gpu.packed.packed_stream import packed_stream
-from slipstream_kernels.ops.gpu.packed.packed_weight import STEP, PackedWeight
+from slipstream_kernels.ops.gpu.packed.packed_tile import MATRIX_ROWS, PackedTile
+from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight
 from slipstream_kernels.ops.gpu.tuning import even_share
 
 MOST_ROWS = 64
 """Rows up to which a weight is decoded in registers."""
 
-_ROOM = 160 * 1024
-"""Bytes of shared memory for the stages of a program."""
+ROOM_ROWS = 128
+"""Rows of a weight that are decoded at a time, at least."""
+
+_MULTIPROCESSORS = 132
+
+_STAGES_BYTES = 104 * 1024
+"""Of shared memory for the stages of a program: two fit a multiprocessor, of one pass's layers or the next's."""
 
 
 def packed_linear(
     x: torch.Tensor,
     weight: PackedWeight,
     out: torch.Tensor,
-    room: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    tile: Tile | None = None,
+    tile: PackedTile | None = None,
 ) -> None:
-    """As `linear`. room: bfloat16, at least N K elements, whose contents are overwritten where rows are many.
-
-    `tile` decodes in registers, cut by it, however many the rows are.
-    """
-    if tile is None and len(x) > MOST_ROWS:
-        linear(x, decoded(weight, room), out, bias=bias, residual=residual)
-        return
-    assert x.shape[1] == weight.inputs
+    """As `linear`, of a weight that is decoded in registers. `tile` overrules what was measured."""
+    assert x.shape[1] == weight.shape[1]
     assert out.shape == (len(x), len(weight))
     check_operands(x, None, out)
-    packed_stream(x, weight, out, bias, residual, tile or packed_tile(weight, len(x), gated=False), gated=False)
+    _stream(x, weight, out, bias, residual, tile or packed_tile(weight, len(x), gated=False), gated=False)
 
 
 def packed_gated_linear(
-    x: torch.Tensor, weight: PackedWeight, out: torch.Tensor, room: torch.Tensor, *, tile: Tile | None = None
+    x: torch.Tensor, weight: PackedWeight, out: torch.Tensor, *, tile: PackedTile | None = None
 ) -> None:
-    """As `gated_linear`, and `packed_linear`; the weight's rows are in the order of `gate_up.interleave_gate_up`."""
-    if tile is None and len(x) > MOST_ROWS:
-        gated_linear(x, decoded(weight, room), out)
-        return
-    assert x.shape[1] == weight.inputs
+    """As `gated_linear`, in the same way; the weight's rows are in the order of `gate_up.interleave_gate_up`."""
+    assert x.shape[1] == weight.shape[1]
     assert (len(out), 2 * out.shape[1]) == (len(x), len(weight))
     check_operands(x, None, out)
-    packed_stream(x, weight, out, None, None, tile or packed_tile(weight, len(x), gated=True), gated=True)
+    _stream(x, weight, out, None, None, tile or packed_tile(weight, len(x), gated=True), gated=True)
 
 
-def decoded(weight: PackedWeight, room: torch.Tensor) -> torch.Tensor:
-    """The bfloat16 weight, at the start of `room`."""
+def _stream(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    tile: PackedTile,
+    *,
+    gated: bool,
+) -> None:
+    run = hopper_stream if _has_hopper_stream() else packed_stream
+    run(x, weight, out, bias, residual, tile, gated)
+
+
+def linear_in_room(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    dense: Callable[..., None] = linear,
+    decode: Callable[..., None] = decode_weight,
+) -> None:
+    """As `linear`, by `dense` of a weight that `decode` writes to the weight's room, as many rows at a time as fit."""
+    for start, part in _in_room(weight, decode):
+        columns = slice(start, start + len(part))
+        addends = {"bias": None if bias is None else bias[columns]}
+        addends["residual"] = None if residual is None else residual[:, columns]
+        dense(x, part, out[:, columns], **addends)
+
+
+def gated_linear_in_room(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    out: torch.Tensor,
+    *,
+    dense: Callable[..., None] = gated_linear,
+    decode: Callable[..., None] = decode_weight,
+) -> None:
+    """As `gated_linear`, in the same way."""
+    for start, part in _in_room(weight, decode):
+        dense(x, part, out[:, start // 2 : (start + len(part)) // 2])
+
+
+def _in_room(weight: PackedWeight, decode: Callable[..., None]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Row numbers, multiples of `ROOM_ROWS`, and bfloat16 rows from there on, each in the place of those before."""
     outputs, inputs = weight.shape
-    view = room[: outputs * inputs].view(outputs, inputs)
-    decode_weight(weight, view)
-    return view
+    room = weight.room
+    assert room is not None
+    assert len(room) >= room_elements(weight.shape)
+    step = len(room) // (ROOM_ROWS * inputs) * ROOM_ROWS
+    for start in range(0, outputs, step):
+        rows = min(step, outputs - start)
+        part = room[: rows * inputs].view(rows, inputs)
+        decode(weight, part, start)
+        yield start, part
 
 
-def packed_tile(weight: PackedWeight, rows: int, *, gated: bool) -> Tile:
-    """A tile for any packed weight: as many stages as fit, equal shares for each multiprocessor."""
-    outputs = len(weight) // (2 if gated else 1)
+def room_elements(shape: tuple[int, int]) -> int:
+    """The fewest that the room of a weight [N, K] has."""
+    outputs, inputs = shape
+    return min(outputs, ROOM_ROWS) * inputs
+
+
+def decodes_in_registers(weight: PackedWeight, rows: int, *, gated: bool) -> bool:  # noqa: ARG001
+    """Whether so many rows are faster with a weight that is decoded in registers than with one in its room."""
+    return rows <= MOST_ROWS
+
+
+@cache
+def _has_hopper_stream() -> bool:
+    return not INTERPRETED and torch.cuda.get_device_capability() == (9, 0)
+
+
+def packed_tile(weight: PackedWeight, rows: int, *, gated: bool) -> PackedTile:
+    """A tile for any packed weight: equal shares for each multiprocessor, as many stages as fit."""
+    products = 2 if gated else 1
+    outputs = len(weight) // products
+    wide = len(weight) > 4 * _MULTIPROCESSORS * MATRIX_ROWS
+    share = even_share(outputs, (MATRIX_ROWS if wide else MATRIX_ROWS // 2) // products)
     tokens = min(max(next_power_of_2(rows), 16), 64)
-    share = even_share(outputs, 32 if gated else 64)
-    depth = STEP if weight.number == "int4" else min(128, weight.group or 128)
-    return with_stages(Tile(share, tokens, depth, 1), weight, gated=gated)
+    return with_stages(PackedTile(share, tokens, 3, 2 if tokens <= 32 else 1), weight, gated=gated)
 
 
-def with_stages(tile: Tile, weight: PackedWeight, *, gated: bool, room: int = _ROOM) -> Tile:
-    """`tile` with 2 to 8 stages, as `room` bytes of shared memory have place for."""
-    return replace(tile, stages=max(2, min(8, room // stage_bytes(tile, weight, gated=gated))))
-
-
-def stage_bytes(tile: Tile, weight: PackedWeight, *, gated: bool) -> int:
-    """Of a stage's codes, scales, zero points and tokens in shared memory."""
-    lines = tile.weight_rows(gated)
-    codes = tile.depth // 2 if weight.number == "int4" else tile.depth
-    groups = -(-tile.depth // weight.group) if weight.group else 0
-    return lines * (codes + 8 * groups) + 2 * tile.tokens * tile.depth
+def with_stages(tile: PackedTile, weight: PackedWeight, *, gated: bool, room: int = _STAGES_BYTES) -> PackedTile:
+    """`tile` with 3 to 12 stages, as `room` bytes of shared memory have place for."""
+    stage = replace(tile, stages=1).shared_memory(weight, gated)
+    return replace(tile, stages=max(3, min(12, room // stage)))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
+from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight, unpacked
+from slipstream_kernels.ops.quantised_weight import decode
 from support.models import make_tiny_model
-from support.quantised_models import FORMS, write_quantised
+from support.quantised_models import FORMS, LARGE_GROUPS, Form, write_quantised
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
@@ -26,7 +30,7 @@ def load(folder: Path, rank: int = 0, size: int = 1) -> GpuWeights:
     return GpuWeights.load(folder, ModelConfig.from_folder(folder), "cpu", rank=rank, size=size, progress=False)
 
 
-def tensors_of(weights: GpuWeights) -> list[torch.Tensor]:
+def tensors_of(weights: GpuWeights) -> list[Any]:
     layers = [getattr(layer, name) for layer in weights.layers for name in type(layer).__slots__]
     return [weights.embedding, weights.final_norm, weights.head, *(tensor for tensor in layers if tensor is not None)]
 
@@ -121,15 +125,62 @@ def test_random_weights_are_one_model_on_all_ranks(folder: Path) -> None:
     assert torch.equal(part.head, whole.head[config.vocab_size // 2 :])
 
 
-@pytest.mark.parametrize("form", ["fp8 block", "awq g32"])
-@pytest.mark.parametrize("size", [1, 2])
-def test_quantised_weights_are_those_of_the_decoded_model(
-    form: str, size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+MIXED = Form(
+    {**FORMS["int8"].config, "ignore": ["lm_head", "model.layers.0.mlp.up_proj", "model.layers.1.self_attn.o_proj"]},
+    FORMS["int8"].write,
+    ignore=("lm_head", "layers.0.mlp.up_proj", "layers.1.self_attn.o_proj"),
+)
+HEAD_TOO = Form({**LARGE_GROUPS["pack4 g128"].config, "ignore": []}, LARGE_GROUPS["pack4 g128"].write, ignore=())
+
+
+@pytest.mark.parametrize(
+    ("form", "decoded"),
+    [
+        (FORMS["fp8 block"], 0),
+        (FORMS["fp8 tensor"], 0),
+        (FORMS["int8 zeros"], 0),
+        (FORMS["gptq 8 bits"], 0),
+        (LARGE_GROUPS["awq g128"], 0),
+        (HEAD_TOO, 0),
+        (MIXED, 1),
+        (FORMS["awq g32"], 8),
+    ],
+    ids=["fp8 block", "fp8 tensor", "int8 zeros", "gptq 8 bits", "awq g128", "head too", "mixed", "awq g32"],
+)
+def test_quantised_weights_are_packed_and_stand_for_the_decoded_model(
+    form: Form, decoded: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = make_tiny_model(tmp_path / "source", family="qwen2", heads=4, kv_heads=2)
-    folder = write_quantised(source, tmp_path / "model", FORMS[form])
-    for rank in range(size):
-        got, expected = (tensors_of(load(each, rank, size)) for each in (folder, tmp_path / "model-plain"))
-        assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
-    (line,) = [line for line in caplog.messages if "decoded" in line]
-    assert line.endswith("quantised weights are decoded to bfloat16, as which they are held on a GPU")
+    """On one rank and on two; layers that no kernel takes, and those whose parts differ, are in bfloat16."""
+    caplog.set_level("INFO")
+    source = make_tiny_model(
+        tmp_path / "source", family="qwen2", heads=4, kv_heads=2, intermediate_size=256, tied=False
+    )  # fmt: skip
+    folder = write_quantised(source, tmp_path / "model", form)
+    for rank, size in ((0, 1), (0, 2), (1, 2)):
+        got, expected = (load(each, rank, size) for each in (folder, tmp_path / "model-plain"))
+        pairs = list(zip(parts_of(got), parts_of(expected), strict=True))
+        for ours, plain in pairs:
+            whole = decode(unpacked(ours)) if isinstance(ours, PackedWeight) else ours
+            assert torch.equal(whole, plain)
+        packed = [ours for ours, _ in pairs if isinstance(ours, PackedWeight)]
+        assert len(packed) == 8 - decoded - (form is MIXED) + (form is HEAD_TOO)
+        assert all(each.room is got.room for each in packed)
+        assert got.nbytes == weight_bytes(got.shard) == sum(part.nbytes for part, _ in pairs) + got.room.nbytes
+        assert decoded == 8 or got.nbytes < expected.nbytes
+    lines = [line for line in caplog.messages if "are decoded to bfloat16" in line]
+    assert len(lines) == (2 if decoded else 0)
+    assert not decoded or f"{decoded} layers are decoded to bfloat16" in lines[0]
+
+
+def test_a_rank_whose_columns_begin_within_a_group_decodes(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source", heads=6, kv_heads=2, intermediate_size=256)
+    folder = write_quantised(source, tmp_path / "model", LARGE_GROUPS["awq g128"])
+    for rank in range(2):
+        got, expected = (load(each, rank, 2) for each in (folder, tmp_path / "model-plain"))
+        assert isinstance(got.layers[0].qkv, PackedWeight)
+        assert torch.equal(got.layers[0].o, expected.layers[0].o)
+
+
+def parts_of(weights: GpuWeights) -> list[Weight]:
+    """All weights, packed ones too."""
+    return [part for part in tensors_of(weights) if part is not None]

@@ -10,6 +10,7 @@ import torch
 from slipstream_kernels.models.gpu.draft.networks.draft_forward import DraftShape, DraftSizes, PassRows
 from slipstream_kernels.models.gpu.draft.networks.draft_ops import DraftOps
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeights
+from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class CausalForward:
         self._config = config = weights.shard.config
         if ids is not None:
             ids = (ids if below is None else ids[ids < below]).to(weights.head.device)
-        self._head = weights.head[:below] if ids is None else weights.head[ids]
+        scored = slice(below) if ids is None else ids
+        self._head = weights.head.rows(scored) if isinstance(weights.head, PackedWeight) else weights.head[scored]
         self._ids = None if ids is None else ids.to(torch.int32)
         self._ops = ops
         self.shape = DraftShape(

@@ -1,0 +1,97 @@
+"""Places of a checkpoint's tensors among the weights on a device, which may be packed and shared by ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.gate_up import GROUP, gate_up_views
+from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, PackedWeight, pack
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
+
+AnyTensor = torch.Tensor | QuantisedWeight
+"""A tensor of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor, or a part of a packed weight.
+
+    views: of the tensor, or of the codes, scales and zero points, whose outputs may be in groups of 8.
+    axis: along which ranks share the checkpoint's tensor; None: each has all of it.
+    """
+
+    packed: PackedWeight | None
+    views: tuple[torch.Tensor | None, ...]
+    axis: int | None
+
+    @classmethod
+    def stacked(cls, weight: Weight, sizes: Sequence[int]) -> list[Place]:
+        """The places of modules of so many outputs each, above one another."""
+
+        def split(tensor: torch.Tensor, axis: int, unit: int) -> Sequence[torch.Tensor]:
+            parts: tuple[torch.Tensor, ...] = tensor.split([size // unit for size in sizes], axis)
+            return parts
+
+        return cls._parts(weight, split)
+
+    @classmethod
+    def gate_up(cls, weight: Weight) -> list[Place]:
+        """The places of gate and up, in the order of ops/gpu/gate_up.py."""
+
+        def split(tensor: torch.Tensor, axis: int, unit: int) -> Sequence[torch.Tensor]:
+            if unit == 1:
+                return gate_up_views(tensor, axis)
+            assert unit == GROUP
+            return [tensor[first::2] for first in range(2)]
+
+        return cls._parts(weight, split)
+
+    @classmethod
+    def of(cls, weight: Weight, axis: int | None) -> Place:
+        """The whole of a weight."""
+        if not isinstance(weight, PackedWeight):
+            return cls(None, (weight,), axis)
+        return cls(weight, (weight.codes, weight.scales, weight.zeros), axis)
+
+    @classmethod
+    def _parts(cls, weight: Weight, split: Callable[[torch.Tensor, int, int], Sequence[torch.Tensor]]) -> list[Place]:
+        """`split`: a tensor along an axis, of which `unit` outputs are one."""
+        if not isinstance(weight, PackedWeight):
+            return [cls(None, (view,), 0) for view in split(weight, 0, 1)]
+        codes, scales = split(weight.codes, 0, UNIT), split(weight.scales, 1, 1)
+        zeros = [None] * len(codes) if weight.zeros is None else split(weight.zeros, 1, 1)
+        return [cls(weight, views, 0) for views in zip(codes, scales, zeros, strict=True)]
+
+    def fill(self, tensor: AnyTensor, shard: Shard) -> None:
+        """Write the rank's part of a tensor here: rounded to bfloat16, decoded or packed."""
+        device = next(view.device for view in self.views if view is not None)
+        if self.packed is None:
+            whole = decode(tensor.to(device)) if isinstance(tensor, QuantisedWeight) else tensor
+            parts: Sequence[torch.Tensor | None] = [_part(whole, self.axis, shard)]
+        else:
+            assert isinstance(tensor, QuantisedWeight)
+            made = pack(_quantised_part(tensor, self.axis, shard).to(device), self.packed.form)
+            parts = [made.codes, made.scales, made.zeros]
+        for view, part in zip(self.views, parts, strict=True):
+            if view is not None and part is not None:
+                view.copy_(part.reshape(view.shape))
+
+
+def _part(tensor: torch.Tensor, axis: int | None, shard: Shard) -> torch.Tensor:
+    if axis is None or shard.size == 1:
+        return tensor
+    width = tensor.shape[axis] // shard.size
+    return tensor.narrow(axis, shard.rank * width, width)
+
+
+def _quantised_part(weight: QuantisedWeight, axis: int | None, shard: Shard) -> QuantisedWeight:
+    if axis is None or shard.size == 1:
+        return weight
+    width = weight.shape[axis] // shard.size
+    start = shard.rank * width
+    return weight.columns(start, start + width) if axis else weight.rows(slice(start, start + width))

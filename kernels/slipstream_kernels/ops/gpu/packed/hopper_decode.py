@@ -1,0 +1,112 @@
+"""Codes decoded in registers to the first operand of Hopper's matrix instructions, by as few instructions as there are.
+
+Two words beside one another hold, at each place, two columns of bfloat16 beside one another: one register. The results
+are those of `fragments`: int4 codes less their zero points are exact in bfloat16 too, and a product of bfloat16 with a
+scale that bfloat16 has is the exact product rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+def _of_int4(product: str) -> str:
+    """Asm for registers $0 to $7 of words $8 and $9: `product` makes `out` of exact code - zero in both halves of t."""
+    lines = [
+        "{ .reg .b32 low, high, t, u, mask, magic; .reg .f32 a, b;",
+        "mov.b32 mask, 0x000F000F; mov.b32 magic, 0x43004300;",  # a half byte in the last bits of 128
+        "prmt.b32 low, $8, $9, 0x5410; prmt.b32 high, $8, $9, 0x7632;",
+    ]
+    for place in range(8):
+        word, shift = ("low", "high")[place // 4], 4 * (place % 4)
+        if shift:
+            lines.append(f"shr.u32 t, {word}, {shift}; lop3.b32 t, t, mask, magic, 0xEA;")
+        else:
+            lines.append(f"lop3.b32 t, {word}, mask, magic, 0xEA;")
+        lines.append("sub.bf16x2 t, t, $12;" + product.replace("out", f"${place}"))
+    return "\n".join([*lines, "}"])
+
+
+def _of_bytes(lines: str, values: str) -> str:
+    """Asm for registers $0 to $3: `values` makes float32 a and b of place `{place}`, which are multiplied by $6."""
+    product = "mul.f32 a, a, $6; mul.f32 b, b, $6; cvt.rn.bf16x2.f32 out, b, a;"
+    places = [
+        values.format(place=place, half="hk"[place % 2], order=("0x5140", "0x7362")[place // 2])
+        + product.replace("out", f"${place}")
+        for place in range(4)
+    ]
+    return "\n".join([lines, *places, "}"])
+
+
+_INT4_PAIRED = gl.constexpr(_of_int4("mul.bf16x2 out, t, $10;"))
+_INT4 = gl.constexpr(
+    _of_int4(
+        "shl.b32 u, t, 16; mov.b32 a, u; and.b32 u, t, 0xFFFF0000; mov.b32 b, u;"
+        "mul.f32 a, a, $10; mul.f32 b, b, $10; cvt.rn.bf16x2.f32 out, b, a;"
+    )
+)
+_INT8 = gl.constexpr(
+    _of_bytes(
+        "{ .reg .b32 u, magic; .reg .f32 a, b; mov.b32 magic, 0x4B000000;",  # a byte in the last bits of 2^23
+        "prmt.b32 u, $4, magic, 0x765{place}; mov.b32 a, u; sub.f32 a, a, $8;"
+        "prmt.b32 u, $5, magic, 0x765{place}; mov.b32 b, u; sub.f32 b, b, $8;",
+    )
+)
+_E4M3 = gl.constexpr(
+    _of_bytes(
+        "{ .reg .b32 p, f; .reg .b16 h, k, y, z; .reg .f32 a, b;",
+        "prmt.b32 p, $4, $5, {order}; mov.b32 {{h, k}}, p; cvt.rn.f16x2.e4m3x2 f, {half};"
+        "mov.b32 {{y, z}}, f; cvt.f32.f16 a, y; cvt.f32.f16 b, z;",
+    )
+)
+
+
+@gluon.jit
+def decoded_operand(
+    words: gl.tensor,
+    factors: gl.tensor,
+    points: gl.tensor,
+    NUMBER: gl.constexpr,
+    PAIRED: gl.constexpr,
+    HALVES: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    OPERAND: gl.constexpr,
+) -> Any:
+    """bfloat16 [64, columns] in the layout OPERAND of int32 words [HALVES * CHUNKS * 512].
+
+    Word n belongs to half n / (CHUNKS * 512), chunk n / 512 % CHUNKS and warp n / 128 % 4: rows 16 warp + 8 half
+    onwards. Where HALVES is 1, the other rows are zero. factors: float32 scales of the words, or int32 where PAIRED.
+    points: of int4 (128 + zero point) in both halves of int32, of int8 2^23 + zero point.
+    """
+    if NUMBER == "int4":
+        a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
+            _INT4_PAIRED if PAIRED else _INT4,
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r",
+            [words, factors, points],
+            dtype=(gl.bfloat16,) * 8,
+            is_pure=True,
+            pack=2,
+        )
+        low = gl.join(gl.join(a, e), gl.join(c, g))
+        high = gl.join(gl.join(b, f), gl.join(d, h))
+        tile = gl.reshape(gl.join(low, high), (HALVES, CHUNKS, 4, 8, 4, 2, 2, 4, 2))
+    else:
+        a, b, c, d = gl.inline_asm_elementwise(
+            _E4M3 if NUMBER == "e4m3" else _INT8,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r,r",
+            [words, factors, points],
+            dtype=(gl.bfloat16,) * 4,
+            is_pure=True,
+            pack=2,
+        )
+        tile = gl.reshape(gl.join(gl.join(a, c), gl.join(b, d)), (HALVES, CHUNKS, 4, 8, 4, 2, 2, 2, 2))
+    columns: gl.constexpr = CHUNKS * (128 if NUMBER == "int4" else 64)
+    # (half, chunk, warp, row, c, p, e, s, h) to (warp, half, row; chunk, p, s, h, c, e)
+    tile = gl.reshape(gl.permute(tile, (2, 0, 3, 1, 5, 7, 8, 4, 6)), (32 * HALVES, columns))
+    if HALVES == 1:
+        tile = gl.reshape(gl.join(tile, gl.zeros_like(tile)), (4, 8, columns, 2))
+        tile = gl.reshape(gl.permute(tile, (0, 3, 1, 2)), (64, columns))
+    return gl.convert_layout(tile, OPERAND, assert_trivial=True)
