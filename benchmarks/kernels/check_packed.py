@@ -105,8 +105,8 @@ def tiles_of(weight: PackedWeight, rows: int, *, gated: bool, full: bool) -> Ite
         yield PackedTile(64 // products, 64, 3, 1)
         return
     outputs = len(weight) // products
-    for share in (even_share(outputs, 32 // products), even_share(outputs, 64 // products), 64 // products):
-        for room in (72, 104, 216):
+    for share in (even_share(outputs, 32 // products), even_share(outputs, 64 // products)):
+        for room in (110, 216):
             for parts in (2, 1) if first.tokens <= 32 else (1,):
                 tile = with_stages(replace(first, outputs=share, parts=parts), weight, gated=gated, room=room * 1024)
                 if tile.shared_memory(weight, gated) <= room * 1024:

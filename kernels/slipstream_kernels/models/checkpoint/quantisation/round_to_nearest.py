@@ -69,7 +69,7 @@ def rounded_int4(weight: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
         error = (_int4(wide, scales) * scales - wide).square().sum(2, keepdim=True)
         best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
     codes = _int4(wide, best).view(outputs, inputs).to(torch.int32) + 8
-    words = torch.zeros(outputs, inputs // 8, dtype=torch.int32)
+    words = torch.zeros(outputs, inputs // 8, dtype=torch.int32, device=weight.device)
     for place in range(8):
         words |= codes[:, place::8] << (4 * place)
     return {

@@ -30,8 +30,8 @@ ROOM_ROWS = 128
 
 _MULTIPROCESSORS = 132
 
-_STAGES_BYTES = 104 * 1024
-"""Of shared memory for the stages of a program: two fit a multiprocessor, of one pass's layers or the next's."""
+_ALONE_BYTES, _SHARED_BYTES = 216 * 1024, 110 * 1024
+"""Of shared memory for the stages of a program that has a multiprocessor for itself, and of one of two."""
 
 
 def packed_linear(
@@ -136,16 +136,21 @@ def _has_hopper_stream() -> bool:
 
 
 def packed_tile(weight: PackedWeight, rows: int, *, gated: bool) -> PackedTile:
-    """A tile for any packed weight: equal shares for each multiprocessor, as many stages as fit."""
+    """A tile for any packed weight: equal shares for each multiprocessor, as many stages as fit.
+
+    Where there is one program for each, it takes all shared memory and the larger steps; else two share it.
+    """
     products = 2 if gated else 1
     outputs = len(weight) // products
-    wide = len(weight) > 4 * _MULTIPROCESSORS * MATRIX_ROWS
-    share = even_share(outputs, (MATRIX_ROWS if wide else MATRIX_ROWS // 2) // products)
+    share = even_share(outputs, MATRIX_ROWS // products)
+    alone = outputs <= share * _MULTIPROCESSORS
     tokens = min(max(next_power_of_2(rows), 16), 64)
-    return with_stages(PackedTile(share, tokens, 3, 2 if tokens <= 32 else 1), weight, gated=gated)
+    alone |= tokens == 64
+    tile = PackedTile(share, tokens, 3, 2 if alone and tokens < 64 else 1)
+    return with_stages(tile, weight, gated=gated, room=_ALONE_BYTES if alone else _SHARED_BYTES)
 
 
-def with_stages(tile: PackedTile, weight: PackedWeight, *, gated: bool, room: int = _STAGES_BYTES) -> PackedTile:
+def with_stages(tile: PackedTile, weight: PackedWeight, *, gated: bool, room: int) -> PackedTile:
     """`tile` with 3 to 12 stages, as `room` bytes of shared memory have place for."""
     stage = replace(tile, stages=1).shared_memory(weight, gated)
     return replace(tile, stages=max(3, min(12, room // stage)))
