@@ -36,7 +36,7 @@ from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import R
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 
 FORMATS = {"fp8": RoundedFormat("fp8"), "w4a16": RoundedFormat("w4a16", 128)}
-TINY = Shape(256, 2, 4, 2, 64, 512, vocab_size=512, max_context=4096)
+TINY = Shape(128, 1, 2, 1, 64, 256, vocab_size=512, max_context=4096)
 PAGE_SIZE = 16
 TEMPERATURES = (0.0, 0.8)
 PLAIN, RANDOM, ORACLE = "", "random", "oracle"
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
     shape = TINY if options.tiny else LLAMA_8B
-    sizes = Sizes(context=40, batches=(1, 3), steps=4, prompts=2, tokens=6) if options.tiny else Sizes()
+    sizes = Sizes(context=24, batches=(1, 3), steps=2, prompts=1, tokens=6) if options.tiny else Sizes()
     results: dict[str, Any] = {}
     for name in options.formats:
         results[name] = of_format(name, options, shape, sizes)

@@ -37,7 +37,8 @@ class QuantisedTensors:
             if scheme is None:
                 yield name, tensor
             else:
-                yield name, quantised_weight(scheme, self._form.rounded(tensor), *tensor.shape, module)
+                outputs, inputs = tensor.shape
+                yield name, quantised_weight(scheme, self._form.rounded(tensor), outputs, inputs, module)
 
     def decoded(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The same, in the bfloat16 that they stand for."""
