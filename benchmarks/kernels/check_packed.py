@@ -103,12 +103,15 @@ def tiles_of(weight: PackedWeight, rows: int, *, gated: bool, full: bool) -> Ite
     if not full:
         yield PackedTile(24 // products // 8 * 8, 16, 3, 2)
         yield PackedTile(64 // products, 64, 3, 1)
+        yield PackedTile(128 // products, 64, 3, 1, 8)
+        yield PackedTile(64 // products, 16, 3, 2, 8)
         return
     outputs = len(weight) // products
-    for share in (even_share(outputs, 32 // products), even_share(outputs, 64 // products)):
+    for lines, warps in ((32, 4), (64, 4), (128, 8)):
         for room in (110, 216):
-            for parts in (2, 1) if first.tokens <= 32 else (1,):
-                tile = with_stages(replace(first, outputs=share, parts=parts), weight, gated=gated, room=room * 1024)
+            for parts in (2, 1) if first.tokens <= 32 and warps == 4 else (1,):
+                wanted = replace(first, outputs=even_share(outputs, lines // products), parts=parts, warps=warps)
+                tile = with_stages(wanted, weight, gated=gated, room=room * 1024)
                 if tile.shared_memory(weight, gated) <= room * 1024:
                     yield tile
 

@@ -71,15 +71,16 @@ def decoded_operand(
     points: gl.tensor,
     NUMBER: gl.constexpr,
     PAIRED: gl.constexpr,
+    WARPS: gl.constexpr,
     HALVES: gl.constexpr,
     CHUNKS: gl.constexpr,
     OPERAND: gl.constexpr,
 ) -> Any:
-    """bfloat16 [64, columns] in the layout OPERAND of int32 words [HALVES * CHUNKS * 512].
+    """bfloat16 [16 WARPS, columns] in the layout OPERAND of int32 words [HALVES * CHUNKS * WARPS * 128].
 
-    Word n belongs to half n / (CHUNKS * 512), chunk n / 512 % CHUNKS and warp n / 128 % 4: rows 16 warp + 8 half
-    onwards. Where HALVES is 1, the other rows are zero. factors: float32 scales of the words, or int32 where PAIRED.
-    points: of int4 (128 + zero point) in both halves of int32, of int8 2^23 + zero point.
+    Words lie by half, chunk and warp: of warp w and half h rows 16 w + 8 h onwards. Where HALVES is 1, the other rows
+    are zero. factors: float32 scales of the words, or int32 where PAIRED. points: of int4 (128 + zero point) in both
+    halves of int32, of int8 2^23 + zero point.
     """
     if NUMBER == "int4":
         a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
@@ -92,7 +93,7 @@ def decoded_operand(
         )
         low = gl.join(gl.join(a, e), gl.join(c, g))
         high = gl.join(gl.join(b, f), gl.join(d, h))
-        tile = gl.reshape(gl.join(low, high), (HALVES, CHUNKS, 4, 8, 4, 2, 2, 4, 2))
+        tile = gl.reshape(gl.join(low, high), (HALVES, CHUNKS, WARPS, 8, 4, 2, 2, 4, 2))
     else:
         a, b, c, d = gl.inline_asm_elementwise(
             _E4M3 if NUMBER == "e4m3" else _INT8,
@@ -102,11 +103,11 @@ def decoded_operand(
             is_pure=True,
             pack=2,
         )
-        tile = gl.reshape(gl.join(gl.join(a, c), gl.join(b, d)), (HALVES, CHUNKS, 4, 8, 4, 2, 2, 2, 2))
+        tile = gl.reshape(gl.join(gl.join(a, c), gl.join(b, d)), (HALVES, CHUNKS, WARPS, 8, 4, 2, 2, 2, 2))
     columns: gl.constexpr = CHUNKS * (128 if NUMBER == "int4" else 64)
     # (half, chunk, warp, row, c, p, e, s, h) to (warp, half, row; chunk, p, s, h, c, e)
-    tile = gl.reshape(gl.permute(tile, (2, 0, 3, 1, 5, 7, 8, 4, 6)), (32 * HALVES, columns))
+    tile = gl.reshape(gl.permute(tile, (2, 0, 3, 1, 5, 7, 8, 4, 6)), (8 * WARPS * HALVES, columns))
     if HALVES == 1:
-        tile = gl.reshape(gl.join(tile, gl.zeros_like(tile)), (4, 8, columns, 2))
-        tile = gl.reshape(gl.permute(tile, (0, 3, 1, 2)), (64, columns))
+        tile = gl.reshape(gl.join(tile, gl.zeros_like(tile)), (WARPS, 8, columns, 2))
+        tile = gl.reshape(gl.permute(tile, (0, 3, 1, 2)), (16 * WARPS, columns))
     return gl.convert_layout(tile, OPERAND, assert_trivial=True)

@@ -34,12 +34,14 @@ def _spread(groups: gl.tensor, count: gl.constexpr, layout: gl.constexpr) -> gl.
 
 
 @gluon.jit
-def _unit(warp: gl.tensor, half: gl.tensor, halves: gl.constexpr, products: gl.constexpr) -> gl.tensor:
+def _unit(
+    warp: gl.tensor, half: gl.tensor, warps: gl.constexpr, halves: gl.constexpr, products: gl.constexpr
+) -> gl.tensor:
     """Which of a program's units a warp has in a half of its lines: gate and up of an output lie in one thread."""
     if products == 2:
         return warp * halves + half
     else:  # noqa: RET505  # the other is not compiled
-        return half * 4 + warp
+        return half * warps + warp
 
 
 @gluon.jit
@@ -55,15 +57,16 @@ def _points(zeros: gl.tensor, NUMBER: gl.constexpr) -> gl.tensor:
 
 @gluon.jit
 def _gated(sums: gl.tensor, TOKENS: gl.constexpr, halves: gl.constexpr, scratch: gl.constexpr) -> gl.tensor:
-    """silu(gate) * up as `linear_epilogue.gated_sums`: float32 [32, TOKENS] of sums [64, TOKENS]."""
+    """silu(gate) * up as `linear_epilogue.gated_sums`, of sums [lines, TOKENS]: half as many lines."""
+    lines: gl.constexpr = sums.shape[0]
     if halves == 2:
-        groups = gl.permute(gl.reshape(sums, (4, 2, 8, TOKENS)), (0, 2, 3, 1))
+        groups = gl.permute(gl.reshape(sums, (lines // 16, 2, 8, TOKENS)), (0, 2, 3, 1))
     else:
         sums = gl.convert_layout(sums, scratch)
-        groups = gl.permute(gl.reshape(sums, (2, 2, 16, TOKENS)), (0, 2, 3, 1))
+        groups = gl.permute(gl.reshape(sums, (lines // 32, 2, 16, TOKENS)), (0, 2, 3, 1))
     gate, up = gl.split(groups)
     decay = gl.exp(-gl.abs(gate))
-    return gl.reshape(gate * gl.where(gate >= 0, 1.0, decay) / (1.0 + decay) * up, (32, TOKENS))
+    return gl.reshape(gate * gl.where(gate >= 0, 1.0, decay) / (1.0 + decay) * up, (lines // 2, TOKENS))
 
 
 @gluon.jit
@@ -128,14 +131,15 @@ def _store(
     products: gl.constexpr,
     scratch: gl.constexpr,
 ) -> None:
-    """As `linear_epilogue.store_outputs`, of sums [64, TOKENS] whose lines are in the order of the program's units."""
+    """As `linear_epilogue.store_outputs`, of sums [lines, TOKENS] in the order of the program's units."""
+    lines: gl.constexpr = sums.shape[0]
     if products == 2:
         sums = _gated(sums, TOKENS, halves, scratch)
-        place = gl.arange(0, 32)
-        line = place if halves == 2 else place // 16 * 8 + place % 8 + place // 8 % 2 * 64
+        place = gl.arange(0, lines // 2)
+        line = place if halves == 2 else place // 16 * 8 + place % 8 + place // 8 % 2 * lines
     else:
-        place = gl.arange(0, 64)
-        line = (place // 8 % 2 * 4 + place // 16) * 8 + place % 8
+        place = gl.arange(0, lines)
+        line = (place // 8 % 2 * (lines // 16) + place // 16) * 8 + place % 8
     mine = line < end - first
     row = gl.arange(0, TOKENS)
     inside = mine[:, None] & (row < rows - first_token)[None, :]
@@ -173,6 +177,7 @@ def _hopper_stream(
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,
     PART_COLUMNS: gl.constexpr,
+    WARPS: gl.constexpr,
     HALVES: gl.constexpr,
     PRODUCTS: gl.constexpr,
     CHUNK_COLUMNS: gl.constexpr,
@@ -184,15 +189,16 @@ def _hopper_stream(
 ) -> None:
     """`share` outputs of one block of tokens; a step has PARTS parts, each of PART_COLUMNS."""
     part_chunks: gl.constexpr = PART_COLUMNS // CHUNK_COLUMNS
-    count: gl.constexpr = HALVES * part_chunks * 512
+    half: gl.constexpr = part_chunks * WARPS * 128
+    count: gl.constexpr = HALVES * half
     step_columns: gl.constexpr = PARTS * PART_COLUMNS
     step_groups: gl.constexpr = step_columns // GROUP if GROUP > 0 else 0
-    words_layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    groups_layout: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0]))
-    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
+    words_layout: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
+    groups_layout: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))
+    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, TOKENS, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
-    scratch: gl.constexpr = gl.BlockedLayout([64, 1], [1, 32], [1, 4], [1, 0])
+    scratch: gl.constexpr = gl.BlockedLayout([16 * WARPS, 1], [1, 32], [1, WARPS], [1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     gdc_launch_dependents()
     token_tiles = gl.cdiv(rows, TOKENS)
@@ -204,17 +210,17 @@ def _hopper_stream(
 
     # Parts, halves, chunks, warps, lanes, words, the latter four to a thread.
     n = gl.arange(0, PARTS * count, words_layout)
-    chunk = n // count * part_chunks + n // 512 % part_chunks
-    unit = first_unit + _unit(n // 128 % 4, n // (512 * part_chunks) % HALVES, HALVES, PRODUCTS)
+    chunk = n // count * part_chunks + n // (128 * WARPS) % part_chunks
+    unit = first_unit + _unit(n // 128 % WARPS, n // half % HALVES, WARPS, HALVES, PRODUCTS)
     own = unit < last_unit
     codes_at = codes + ((unit * chunks + chunk) * 128 + n % 128)
     copies: gl.constexpr = PARTS if GROUP > 0 else 1
     g = gl.arange(0, copies * (count // 4), groups_layout)
-    unit_g = first_unit + _unit(g // 32 % 4, g // (128 * part_chunks) % HALVES, HALVES, PRODUCTS)
+    unit_g = first_unit + _unit(g // 32 % WARPS, g // (half // 4) % HALVES, WARPS, HALVES, PRODUCTS)
     own_g = unit_g < last_unit
     group = g * 0
     if GROUP > 0:
-        group = (g // (count // 4) * part_chunks + g // 128 % part_chunks) * CHUNK_COLUMNS // GROUP
+        group = (g // (count // 4) * part_chunks + g // (32 * WARPS) % part_chunks) * CHUNK_COLUMNS // GROUP
     groups_at = unit_g * 8 + g % 32 // 4 + group * (units * 8)
     token = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout))
     column = gl.arange(0, step_columns, gl.SliceLayout(0, x_layout))
@@ -246,8 +252,8 @@ def _hopper_stream(
         async_copy.async_copy_global_to_shared(x_room.index(early), x_at + early * step_columns, mask=inside)
         async_copy.commit_group()
 
-    sums = gl.zeros([64, TOKENS], gl.float32, sums_layout)
-    before = gl.zeros([64, PART_COLUMNS], gl.bfloat16, operand)
+    sums = gl.zeros([16 * WARPS, TOKENS], gl.float32, sums_layout)
+    before = gl.zeros([16 * WARPS, PART_COLUMNS], gl.bfloat16, operand)
     # Two parts in a round, so that operands under way and those that are decoded have registers of their own.
     for start in range(0, gl.cdiv(inputs, step_columns), 3 - PARTS):
         for turn in gl.static_range(3 - PARTS):
@@ -278,7 +284,7 @@ def _hopper_stream(
                 factors = _spread(scale if part == 0 else more_scale, count, words_layout)
                 points = _spread(_points(zero if part == 0 else more_zero, NUMBER), count, words_layout)
                 values = decoded_operand(
-                    words if part == 0 else more, factors, points, NUMBER, PAIRED, HALVES, part_chunks, operand
+                    words if part == 0 else more, factors, points, NUMBER, PAIRED, WARPS, HALVES, part_chunks, operand
                 )  # fmt: skip
                 tile = x_room.index(stage).slice(part * PART_COLUMNS, PART_COLUMNS, 1).permute((1, 0))
                 sums = warpgroup_mma(values, tile, sums, is_async=True)
@@ -322,11 +328,13 @@ def hopper_stream(
         x.stride(0),
         out.stride(0),
         0 if residual is None else residual.stride(0),
+        warps=tile.warps,
         TOKENS=tile.tokens,
         STAGES=tile.stages,
         PARTS=tile.parts,
         PART_COLUMNS=PART,
-        HALVES=tile.weight_rows(gated) // 32,
+        WARPS=tile.warps,
+        HALVES=tile.halves(gated),
         PRODUCTS=2 if gated else 1,
         CHUNK_COLUMNS=chunk_of(form.number),
         NUMBER=form.number,

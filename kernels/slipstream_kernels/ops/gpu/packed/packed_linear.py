@@ -142,11 +142,12 @@ def packed_tile(weight: PackedWeight, rows: int, *, gated: bool) -> PackedTile:
     """
     products = 2 if gated else 1
     outputs = len(weight) // products
-    share = even_share(outputs, MATRIX_ROWS // products)
-    alone = outputs <= share * _MULTIPROCESSORS
     tokens = min(max(next_power_of_2(rows), 16), 64)
-    alone |= tokens == 64
-    tile = PackedTile(share, tokens, 3, 2 if alone and tokens < 64 else 1)
+    # Of many tokens each program reads as much as of its weights: fewer programs share more.
+    warps = 8 if tokens == 64 and len(weight) > MATRIX_ROWS * _MULTIPROCESSORS else 4
+    share = even_share(outputs, 16 * warps // products)
+    alone = tokens == 64 or outputs <= share * _MULTIPROCESSORS
+    tile = PackedTile(share, tokens, 3, 2 if alone and tokens < 64 else 1, warps)
     return with_stages(tile, weight, gated=gated, room=_ALONE_BYTES if alone else _SHARED_BYTES)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, WORDS, PackedWeight, chunk_of
+from slipstream_kernels.ops.gpu.packed.packed_weight import WORDS, PackedWeight, chunk_of
 
 PART = 256
 """Columns whose products are asked for at a time."""
 
 MATRIX_ROWS = 64
-"""Of the matrix instruction's first operand."""
+"""Of the matrix instruction's first operand, for four warps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,7 @@ class PackedTile:
     """One program's share of out[rows, outputs], and how it streams its operands."""
 
     outputs: int
-    """Of a program: a multiple of 8 whose weight rows are 64 at most. Where they are 32 at most, half of the matrix
-    instruction's rows are zero and not decoded."""
+    """Of a program: a multiple of 8. Its weight rows are at most 16 for each warp."""
 
     tokens: int
     """Rows of x of a program: a power of two from 16 on."""
@@ -30,15 +29,18 @@ class PackedTile:
     parts: int = 2
     """Of PART columns in a step: 1 or 2."""
 
-    def weight_rows(self, gated: bool) -> int:
-        """Rows that are decoded: 32 or 64."""
+    warps: int = 4
+    """4 or 8."""
+
+    def halves(self, gated: bool) -> int:
+        """2; 1 where half of the matrix instructions' rows are not wanted: they are zero, and nothing is decoded."""
         rows = self.outputs * (2 if gated else 1)
-        assert rows <= MATRIX_ROWS
-        return 32 if rows <= MATRIX_ROWS // 2 else MATRIX_ROWS
+        assert rows <= 16 * self.warps
+        return 1 if rows <= 8 * self.warps else 2
 
     def shared_memory(self, weight: PackedWeight, gated: bool) -> int:
         """Bytes of the stages."""
         chunks = PART // chunk_of(weight.form.number)
-        words = self.weight_rows(gated) // UNIT * chunks * WORDS
+        words = self.halves(gated) * self.warps * chunks * WORDS
         groups = words // 4 * (1 + weight.form.zeros) if weight.form.group else 0
         return self.stages * self.parts * (4 * (words + groups) + 2 * self.tokens * PART)
