@@ -105,6 +105,7 @@ def tiles_of(weight: PackedWeight, rows: int, *, gated: bool, full: bool) -> Ite
         yield PackedTile(64 // products, 64, 3, 1)
         yield PackedTile(128 // products, 64, 3, 1, 8)
         yield PackedTile(64 // products, 16, 3, 2, 8)
+        yield PackedTile(64 // products, 8, 3, 2)
         return
     outputs = len(weight) // products
     for lines, warps in ((32, 4), (64, 4), (128, 8)):
@@ -114,6 +115,8 @@ def tiles_of(weight: PackedWeight, rows: int, *, gated: bool, full: bool) -> Ite
                 tile = with_stages(wanted, weight, gated=gated, room=room * 1024)
                 if tile.shared_memory(weight, gated) <= room * 1024:
                     yield tile
+                    if rows <= 8:
+                        yield with_stages(replace(tile, tokens=8), weight, gated=gated, room=room * 1024)
 
 
 LINEAR, GATED_LINEAR = any_linear(linear), any_gated_linear(gated_linear)

@@ -21,7 +21,7 @@ class PackedTile:
     """Of a program: a multiple of 8. Its weight rows are at most 16 for each warp."""
 
     tokens: int
-    """Rows of x of a program: a power of two from 16 on."""
+    """Rows of x of a program: a power of two from 8 on."""
 
     stages: int
     """Steps whose operands are in shared memory or on their way to it: at least 3."""
