@@ -28,6 +28,8 @@ from verify_service.speculation.on_device_trees import OnDeviceTrees
 from verify_service.speculation.tree_fit import fit_outcome_trees, fit_tree
 from verify_service.speculation.tree_sizing import TreeSizer, haste_of
 
+_MANY = 0.25
+"""Of the requests of a step, how many may be catching up, as new ones always are, for its wait to count."""
 _NOTICEABLE = 2e-4
 """Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
 
@@ -55,6 +57,8 @@ class SpeculationController:
         self._grammar_trees = GrammarTrees(memory, self._passes, self._node_selector, config.step_nodes)
         self._waited = True
         self._tree_sizer = TreeSizer(optimizer, config.step_nodes)
+        self._unannounced: dict[RequestState, RequestOpening] = {}
+        """Requests that have been paused from the start, of which the source is told once they no longer are."""
         self._outcome_keys: set[RequestKey] = set()
         self._accepts_commits = True
         """Whether the source took in the last step's commits."""
@@ -65,7 +69,10 @@ class SpeculationController:
         return self._grammar_trees.seconds
 
     def begin(self, state: RequestState, history: HiddenStateHistory | None = None, expected: int = 1) -> None:
-        """Announce a request that starts with a proposer; `expected` requests will share steps with it."""
+        """Take in a request that starts with a proposer; `expected` requests will share steps with it.
+
+        The source is told at once where it is to draft; where it is not, that would hold up the request's first step.
+        """
         request = state.request
         self._tree_sizer.begin(state, expected)
         opening = RequestOpening(
@@ -81,8 +88,16 @@ class SpeculationController:
             history=history,
             request_id=request.context.request_id,
         )
-        if not self._source.begin(opening):
+        self._unannounced[state] = opening
+        if not state.draft.paused:
+            self._announce(state)
+
+    def _announce(self, state: RequestState) -> bool:
+        """Tell the source of a request if it does not know of it; return whether a proposer drafts for it."""
+        opening = self._unannounced.pop(state, None)
+        if opening is not None and not self._source.begin(opening):
             state.draft.proposer = ""
+        return bool(state.draft.proposer)
 
     def expects_trees(self, items: Iterable[ScheduledRequest]) -> bool:
         """Return whether a request will ask for a tree, and may get one, once the step of these rows is decided."""
@@ -203,7 +218,12 @@ class SpeculationController:
                 levels = max(levels, depth)
         late = any(isinstance(tree, DeviceTree) for _, tree in arrived)
         waited = self._draft_latency.end(
-            asked=len(asked), arrived=len(arrived), levels=levels, running=len(items), device_trees=late
+            asked=len(asked),
+            arrived=len(arrived),
+            levels=levels,
+            running=len(items),
+            device_trees=late,
+            catching_up=_many_catch_up(items),
         )
         self._waited = waited > _NOTICEABLE
         observe_wait(self._passes, waited, items, {item.state.parameters.tenant for item, _ in asked})
@@ -314,6 +334,8 @@ class SpeculationController:
                 draft.num_unsent_tokens += len(tokens)
                 draft.awaiting_tree = False
                 continue
+            if not self._announce(state):
+                continue
             item = under_way.get(state)
             ahead = item is not None and item.outcome_trees is not None and state.key in self._outcome_keys
             depth, key = 0 if state.num_output_placeholders and not (ahead or launched) else depth, state.key
@@ -337,4 +359,12 @@ class SpeculationController:
 
     def end(self, state: RequestState, reason: FinishReason) -> None:
         """Report the end of a request that began with a proposer."""
-        self._source.end(state.key, reason, state.draft.unsent_verified)
+        if self._unannounced.pop(state, None) is None:
+            self._source.end(state.key, reason, state.draft.unsent_verified)
+
+
+def _many_catch_up(items: Sequence[ScheduledRequest]) -> bool:
+    """Whether drafters are busy with the states of many requests of a step, which is no price of trees."""
+    drafts = [item.state.draft for item in items]
+    late = sum(draft.catching_up and not draft.paused for draft in drafts)
+    return late > _MANY * len(items)

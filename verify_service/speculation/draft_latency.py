@@ -15,7 +15,8 @@ _MOST_IDLE = 4.0
 class _Wait(NamedTuple):
     """What trees have cost a step: `arrived` of `asked` came, the deepest with `levels` levels.
 
-    `running` requests are in the step. behind: some of the trees only a device knew at the launch.
+    `running` requests are in the step. behind: some of the trees only a device knew at the launch. catching_up: many of
+    the requests were.
     """
 
     seconds: float
@@ -24,6 +25,7 @@ class _Wait(NamedTuple):
     levels: int
     running: int
     behind: bool
+    catching_up: bool = False
 
 
 class DraftLatency:
@@ -53,10 +55,12 @@ class DraftLatency:
         self._newest = None
         self._begun = time.perf_counter()
 
-    def end(self, *, asked: int, arrived: int, levels: int, running: int, device_trees: bool) -> float:
+    def end(
+        self, *, asked: int, arrived: int, levels: int, running: int, device_trees: bool, catching_up: bool = False
+    ) -> float:
         """End the host's part of the newest wait; with `device_trees` it ends as they are read. Return its seconds."""
         seconds = time.perf_counter() - self._begun
-        self._newest = _Wait(seconds, asked, arrived, levels, running, device_trees)
+        self._newest = _Wait(seconds, asked, arrived, levels, running, device_trees, catching_up)
         return seconds
 
     def read(self) -> None:

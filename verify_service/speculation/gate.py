@@ -10,11 +10,13 @@ READY_BEFORE = 32
 """Steps before a probe from which on drafters of a few requests are told all: states of a prompt take that long."""
 PROBE_COST = 0.01
 """Of the time in which no trees pay, what probes may take; those of a drafter that is slow come more rarely."""
-FORGET_FIRST, FORGET_LAST = 1024, 8192
+PROBES_IN_VAIN, PROBE_LAST = 4, 1024
+"""Probes after each of which, as none found that trees pay, twice as many steps pass between them; steps at most."""
+FORGET_EARLY, FORGET_FIRST, FORGET_LAST = 64, 1024, 8192
 """Plain steps after which trees of all requests are tried anew, as if little were known of what they cost.
 
-Probes are of few requests, and do not tell what those of all cost. The second number is that of plain steps between
-trials once several of them were in vain.
+Probes are of few requests, and do not tell what those of all cost. Twice as many pass after each trial in vain, up to
+the third number. The first one is that before any trees have paid for long: a start's rounds are the least like others.
 """
 
 
@@ -27,11 +29,13 @@ class SpeculationGate:
         self._profitable_steps = 0
         """In a row."""
         self._probe_at = PROBE_EVERY
+        self._probes = 0
+        """In vain, in a row."""
         self._probe_cost = 0.0
         """Of the last probe, in plain steps."""
         self._remembered = 0
         """Steps since any trees paid, or what they cost was forgotten."""
-        self._forget_after = FORGET_FIRST
+        self._forget_after = FORGET_EARLY
 
     @property
     def paused(self) -> bool:
@@ -64,7 +68,9 @@ class SpeculationGate:
         self._profitable_steps = 0
         self.unprofitable_steps += 1
         if self.unprofitable_steps >= self._probe_at + PROBE_STEPS:
-            self._probe_at += max(PROBE_EVERY, int(self._probe_cost / PROBE_COST))
+            self._probes += 1
+            steps = min(PROBE_LAST, PROBE_EVERY << self._probes // PROBES_IN_VAIN)
+            self._probe_at += max(steps, int(self._probe_cost / PROBE_COST))
             self._probe_cost = 0.0
         self._remembered += 1
         if self._remembered < self._forget_after:
@@ -84,4 +90,4 @@ class SpeculationGate:
     def open(self) -> None:
         """Begin to count anew."""
         self.unprofitable_steps = self._remembered = 0
-        self._probe_at, self._probe_cost = PROBE_EVERY, 0.0
+        self._probe_at, self._probe_cost, self._probes = PROBE_EVERY, 0.0, 0

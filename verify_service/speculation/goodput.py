@@ -94,15 +94,25 @@ class GoodputOptimizer:
         self._nodes_per_level[running.bit_length()] = before + _FAST * (nodes / depth - before)
 
     def observe_wait(
-        self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0, behind: bool = False
+        self,
+        seconds: float,
+        *,
+        asked: int,
+        arrived: int,
+        levels: int,
+        running: int = 0,
+        behind: bool = False,
+        catching_up: bool = False,
     ) -> None:
         """Take in the wait for trees: `arrived` of `asked` came, the deepest with `levels` levels.
 
         `running` requests shared the step, those that asked among them. behind: as of `DraftTimeModel.observe`.
+        catching_up: the drafter was busy with the states of many of them, so that the wait is no price.
         """
         running = max(running, asked)
         self._presence += _FAST * asked / running * (arrived / asked - self._presence)
-        self.draft_time.observe(seconds, asked=asked, running=running, levels=levels, behind=behind)
+        if not catching_up:
+            self.draft_time.observe(seconds, asked=asked, running=running, levels=levels, behind=behind)
         self.gate.charge(seconds / self.step_time.seconds(running))
 
     def choose_depths(

@@ -18,7 +18,15 @@ class Budget(GoodputOptimizer):
         self.behind: list[bool] = []
 
     def observe_wait(
-        self, seconds: float, *, asked: int, arrived: int, levels: int, running: int = 0, behind: bool = False
+        self,
+        seconds: float,
+        *,
+        asked: int,
+        arrived: int,
+        levels: int,
+        running: int = 0,
+        behind: bool = False,
+        catching_up: bool = False,
     ) -> None:
         assert (asked, arrived, levels, running) == (3, 2, 4, 5)
         self.heard.append(seconds)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from verify_service.speculation.gate import (
+    FORGET_EARLY,
     FORGET_FIRST,
     PROBE_COST,
     PROBE_EVERY,
+    PROBE_LAST,
     PROBE_STEPS,
     READY_BEFORE,
     REST_AFTER,
@@ -47,16 +49,19 @@ def test_a_few_are_kept_ready_from_before_a_probe_to_its_end() -> None:
     assert probing == list(range(PROBE_EVERY, PROBE_EVERY + PROBE_STEPS))
 
 
-def test_probes_that_cost_much_come_more_rarely() -> None:
-    assert probes(SpeculationGate(), 5 * PROBE_EVERY) == [PROBE_EVERY * time for time in range(1, 6)]
+def test_probes_that_cost_much_or_find_nothing_come_more_rarely() -> None:
+    found = probes(SpeculationGate(), 80 * PROBE_EVERY)
+    pauses = [(after - before) // PROBE_EVERY for before, after in pairwise((0, *found))]
+    assert pauses[:14] == [1] * 4 + [2] * 4 + [4] * 4 + [8] * 2 and max(pauses) * PROBE_EVERY == PROBE_LAST
     dear = probes(SpeculationGate(), 50 * PROBE_EVERY, cost=2.0)
     assert {after - before for before, after in pairwise(dear)} == {int(2.0 * PROBE_STEPS / PROBE_COST)}
 
 
-def test_what_trees_of_all_cost_is_forgotten_ever_more_rarely_until_they_paid_for_long() -> None:
+def test_what_trees_of_all_cost_is_forgotten_ever_more_rarely_and_first_until_they_paid_for_long() -> None:
     gate = SpeculationGate()
     forgotten = [step for step in range(1, 8 * FORGET_FIRST) if gate.step(profitable=False)]
-    assert forgotten == [FORGET_FIRST, 3 * FORGET_FIRST, 7 * FORGET_FIRST]
+    pauses = [after - before for before, after in pairwise((0, *forgotten))]
+    assert pauses == [FORGET_EARLY << time for time in range(len(pauses))] and len(pauses) > 5
     for _ in range(FORGET_FIRST + 1):
         assert not gate.step(profitable=True)
     assert [step for step in range(1, 2 * FORGET_FIRST) if gate.step(profitable=False)] == [FORGET_FIRST]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from verify_service.core.acceptance import Acceptance
 from verify_service.core.step_time_model import StepTimeModel
-from verify_service.speculation.gate import FORGET_FIRST, FORGET_LAST, PROBE_EVERY, PROBE_STEPS
+from verify_service.speculation.gate import FORGET_EARLY, FORGET_FIRST, FORGET_LAST, PROBE_EVERY, PROBE_STEPS
 from verify_service.speculation.goodput import DepthCandidate, GoodputOptimizer
 
 FLAT = [(1, 1, 1.0e-3), (1, 64, 1.1e-3)]
@@ -230,7 +230,7 @@ def test_trees_that_cost_too_much_are_tried_again_ever_more_rarely() -> None:
     tried = trials(made, 3 * FORGET_LAST, 1e-3)
     begun = [step for step in tried if step - 1 not in tried]
     pauses = [after - before for before, after in pairwise((0, *begun))]
-    assert pauses[:4] == pytest.approx([FORGET_FIRST * 2**time for time in range(4)], abs=16)
+    assert pauses[:8] == pytest.approx([FORGET_EARLY * 2**time for time in range(8)], abs=16)
     assert len(tried) <= 12 * len(begun)
 
 
@@ -253,3 +253,14 @@ def test_a_tree_that_one_of_many_requests_missed_is_not_the_share_that_comes() -
     for _ in range(60):
         made.observe_wait(0.0, asked=16, arrived=0, levels=1, running=16)
     assert not any(made.choose_depths(many, 16))
+
+
+def test_a_wait_in_which_the_drafter_catches_up_with_many_is_no_price() -> None:
+    made = budget(FLAT, wait=1e-3)
+    before = made.draft_time.per_level(1, 1)
+    for _ in range(20):
+        made.observe_wait(1.0, asked=1, arrived=1, levels=1, catching_up=True)
+    assert made.draft_time.per_level(1, 1) == before
+    for _ in range(20):
+        made.observe_wait(1.0, asked=1, arrived=1, levels=1)
+    assert made.draft_time.per_level(1, 1) > 10 * before

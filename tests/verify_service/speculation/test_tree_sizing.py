@@ -9,10 +9,11 @@ from itertools import count
 
 import pytest
 
+from slipstream.generation_types import FinishReason
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.request_mix import some_requests
 from support.verify_loop import RandomTrees, admitted, running_loop
-from verify_service.core.draft_source import Committed, WaitUrgency
+from verify_service.core.draft_source import Committed, RequestOpening, WaitUrgency
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
@@ -56,7 +57,10 @@ class Late(RandomTrees):
 
 
 def budget(table: list[tuple[int, int, float]]) -> GoodputOptimizer:
+    """One under which trees have paid for long."""
     made = GoodputOptimizer(StepTimeModel(table))
+    for _ in range(gate.FORGET_FIRST + 1):
+        made.gate.step(profitable=True)
     for _ in range(100):
         made.observe_wait(0.0, asked=1, arrived=1, levels=1)
     return made
@@ -302,6 +306,38 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     trees.lagging = set()
     step()
     assert all(each.max_nodes > 1 for each in step())
+
+
+def test_the_source_hears_of_a_request_that_rests_from_the_first_once_it_is_to_draft_for_it() -> None:
+    class Begins(Listener):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun: list[RequestKey] = []
+
+        def begin(self, opening: RequestOpening) -> bool:
+            self.begun.append(opening.key)
+            return super().begin(opening)
+
+    trees, made = Begins(), budget(FREE)
+    drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, made)
+    first, ends, stays = requests(3)
+    drafting.begin(first)
+    assert trees.begun == [first.key]
+    made.step_time = StepTimeModel(DEAR)
+    for _ in range(REST_AFTER + 1):
+        drafting.send_commits([(first, (10,))], 1)
+    drafting.begin(ends)
+    drafting.begin(stays)
+    drafting.send_commits([(state, (10,)) for state in (first, ends, stays)], 3)
+    drafting.end(ends, FinishReason.STOP)
+    assert (trees.begun, trees.ended) == ([first.key], [])
+    made.step_time = StepTimeModel(FREE)
+    for _ in range(9):
+        drafting.send_commits([(state, (10,)) for state in (first, stays)], 2)
+    assert trees.begun == [first.key, stays.key]
+    assert {each.key for each in trees.told[-1]} == {first.key, stays.key}
+    drafting.end(stays, FinishReason.STOP)
+    assert [key for key, _ in trees.ended] == [stays.key]
 
 
 def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() -> None:
