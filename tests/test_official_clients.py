@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
 from benchmarks.lib.server_process import Server, served
 from benchmarks.structured.matrix import TEMPLATE
+from support.gateway_process import GatewayProcess
 
 MODEL = "slipstream-demo"
 ASK: list[Any] = [{"role": "user", "content": "How is the weather in Oslo, and what is 2 plus 3?"}]
@@ -155,6 +157,47 @@ def test_an_answer_is_a_call_or_json_as_the_model_likes(client: openai.OpenAI, s
     else:
         assert choice.finish_reason == "stop"
         assert isinstance(choice.message.parsed, Report)
+
+
+COUNTED = "{{ '<tool_call>' if tools }}{% for message in messages %}{{ message.content }}{% endfor %}"
+"""A template that takes tools and shows none, so that many fit the context."""
+
+
+def many_tools(count: int) -> list[Any]:
+    """Tools that differ in their nested parameters."""
+    tools = []
+    for number in range(count):
+        place = {"type": "object", "properties": {"city": {"enum": ["Oslo", f"Rome{number}"]}}, "required": ["city"],
+                 "additionalProperties": False}  # fmt: skip
+        schema = {"type": "object", "properties": {f"p{number}": place}, "required": [f"p{number}"],
+                  "additionalProperties": False}  # fmt: skip
+        tools.append({"type": "function", "function": {"name": f"tool_{number}", "strict": True, "parameters": schema}})
+    return tools
+
+
+def test_as_many_tools_as_may_be_are_called_and_more_are_refused_by_name(
+    server: Server, demo_model: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "tools.jinja"
+    template.write_text(COUNTED, "utf-8")
+    tools = many_tools(128)
+    asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 200, "temperature": 1}
+    with GatewayProcess(demo_model, server.verify, "--chat-template", str(template)) as gateway:
+        client = openai.OpenAI(base_url=f"{gateway.http_url}/v1", api_key="none", max_retries=0)
+        called = set()
+        for seed in range(3):
+            forced = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+            (call,) = client.chat.completions.parse(**asked, **forced).choices[0].message.tool_calls
+            schema = tools[int(call.function.name.removeprefix("tool_"))]["function"]["parameters"]
+            jsonschema.validate(call.function.parsed_arguments, schema)
+            called.add(call.function.name)
+        assert len(called) > 1
+        last: Any = {"type": "function", "function": {"name": "tool_127"}}
+        (named,) = client.chat.completions.create(**asked, tools=tools, tool_choice=last).choices[0].message.tool_calls
+        assert named.function.name == "tool_127"
+        with pytest.raises(openai.BadRequestError, match="at most 128") as caught:
+            client.chat.completions.create(**asked, tools=many_tools(129), tool_choice="required")
+        assert caught.value.param == "tools"
 
 
 @pytest.mark.skipif(

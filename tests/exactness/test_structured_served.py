@@ -152,50 +152,6 @@ def test_a_loop_of_forced_call_and_free_answer(tool_client: openai.OpenAI) -> No
     assert final.choices[0].finish_reason == "length"
 
 
-COUNTED = "{{ '<tool_call>' if tools }}{% for message in messages %}{{ message.content }}{% endfor %}"
-"""A template that takes tools and shows none, as the tiny model's context has no room for them."""
-
-
-def many_tools(count: int, padding: int = 0) -> list[Any]:
-    """Tools that differ, of nested parameters; `padding` bytes of schema go to each."""
-    tools = []
-    for number in range(count):
-        place = {"type": "object", "properties": {"city": {"enum": ["Oslo", f"Rome{number}"]}}, "required": ["city"],
-                 "additionalProperties": False, "description": "x" * padding}  # fmt: skip
-        schema = {"type": "object", "properties": {f"p{number}": place, "n": {"type": "integer", "maximum": number}},
-                  "required": [f"p{number}"], "additionalProperties": False}  # fmt: skip
-        tools.append({"type": "function", "function": {"name": f"tool_{number}", "strict": True, "parameters": schema}})
-    return tools
-
-
-def test_as_many_tools_as_may_be_are_called_and_more_are_refused_by_name(
-    tiny_cluster: Cluster, tiny_model: Path, tmp_path: Path
-) -> None:
-    template = tmp_path / "tools.jinja"
-    template.write_text(COUNTED, "utf-8")
-    tools = many_tools(128)
-    asked: dict[str, Any] = {"model": "tiny-target", "messages": ASK, "max_tokens": 400, "temperature": 1}
-    with GatewayProcess(tiny_model, tiny_cluster.layout.verify_address, "--chat-template", str(template)) as gateway:
-        client = openai.OpenAI(base_url=f"{gateway.http_url}/v1", api_key="none", max_retries=0)
-        called = set()
-        for seed in range(3):
-            forced = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
-            choice = client.chat.completions.parse(**asked, **forced).choices[0]
-            (call,) = choice.message.tool_calls
-            schema = tools[int(call.function.name.removeprefix("tool_"))]["function"]["parameters"]
-            jsonschema.validate(call.function.parsed_arguments, schema)
-            called.add(call.function.name)
-        assert len(called) > 1
-        last: Any = {"type": "function", "function": {"name": "tool_127"}}
-        named = client.chat.completions.create(**asked, tools=tools, tool_choice=last).choices[0].message.tool_calls
-        assert named[0].function.name == "tool_127"
-        assert client.chat.completions.create(**asked | {"max_tokens": 4}, tools=tools).choices[0].message.content
-        for beyond, words in ((many_tools(129), "at most 128"), (many_tools(128, 2000), "the limit is 262144")):
-            with pytest.raises(openai.BadRequestError, match=words) as caught:
-                client.chat.completions.create(**asked, tools=beyond, tool_choice="required")
-            assert caught.value.param == "tools"
-
-
 def test_grpc_takes_the_same_grammars(tiny_cluster: Cluster, client: openai.OpenAI) -> None:
     schema = json.dumps(Report.model_json_schema())
     with Client(tiny_cluster.gateway_grpc) as grpc:
