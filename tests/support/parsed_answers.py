@@ -142,5 +142,20 @@ RECORDED: dict[str, tuple[AnswerForm, str, Answer]] = {
         Answer("Hm.", "Look:", (("get_weather", '{"city": "]}"}'), ("add", '{"a": 1}'))),
     ),
     "harmony": (form("openai", "openai_gptoss"), HARMONY, Answer("Need weather.", "One moment.", (WEATHER,))),
+    "reasoning without its first tag": (
+        form("llama3_json", "deepseek_r1"),
+        "They ask.\n\nI <call>.</think>\n\nFine: {1}",
+        Answer("They ask.\n\nI <call>.", "Fine: {1}"),
+    ),
+    "reasoning begun by the prompt": (
+        form(None, "qwen3", inside=True),
+        "Hm </thin\n</think>\nYes.",
+        Answer("Hm </thin", "Yes."),
+    ),
+    "forced": (
+        form("json"),
+        '{"name": "get_weather", "parameters": {"city": "Oslo"}}{"name": "add", "parameters": {"a": "\\"}{"}}',
+        Answer(calls=(WEATHER, ("add", '{"a": "\\"}{"}'))),
+    ),
 }
 """By name: how it is to be read, the text, and what it says."""

@@ -1,4 +1,4 @@
-"""The matrix of structured answers in small, through real services: all cells, and a kill in the middle."""
+"""The matrix of structured answers in small, through real services: all cells, and twenty kills in the middle."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from benchmarks.structured import __main__ as command
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_answer_is_plain_constrained_decodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "structured.json"
-    options = ["--schemas", "10", "--tools", "4", "--kills", "2", "--tokens", "48", "--seed", "5", "--fresh"]
+    options = ["--schemas", "10", "--tools", "4", "--kills", "20", "--tokens", "48", "--seed", "5", "--fresh"]
     assert command.main([*options, "--output", str(output)]) == 0, capsys.readouterr().out
     content = json.loads(output.read_text("utf-8"))
     assert len(content["cells"]) == 48 and not content["failures"]
-    assert content["kills"]["kills"] == 2
+    assert content["kills"]["kills"] == 20
