@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,22 @@ def test_a_loop_of_parallel_strict_calls(client: openai.OpenAI, server: Server) 
         results = [{"role": "tool", "tool_call_id": call.id, "content": "7"} for call in calls]
         final = client.chat.completions.parse(messages=[*messages, sent, *results], **asked | {"tool_choice": "auto"})
         assert final.choices[0].finish_reason in ("stop", "tool_calls")
+
+
+def test_the_input_of_a_custom_tool_matches_its_grammar(client: openai.OpenAI) -> None:
+    definition = r'SELECT "[a-z]{1,5}"\n  FROM \\[a-z]{1,5};'
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": definition}}
+    tool: Any = {"type": "custom", "custom": {"name": "query", "format": form}}
+    named: Any = {"type": "custom", "custom": {"name": "query"}}
+    asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "tools": [tool], "max_tokens": 200, "seed": 1}
+    for choice in (named, "required"):
+        options = asked | {"tool_choice": choice, "parallel_tool_calls": False}
+        (call,) = client.chat.completions.create(**options).choices[0].message.tool_calls
+        assert (call.type, call.custom.name) == ("custom", "query")
+        assert re.fullmatch(definition, call.custom.input)
+        chunks = client.chat.completions.create(**options, stream=True)
+        entries = [entry for chunk in chunks for entry in chunk.choices[0].delta.tool_calls or ()]
+        assert "".join(entry.custom["input"] for entry in entries) == call.custom.input
 
 
 @pytest.mark.parametrize("calls", [True, False])
