@@ -20,6 +20,7 @@ from benchmarks.drafter_faults import tables as fault_tables
 from benchmarks.lib.report import markdown_table
 from benchmarks.lib.repository import ROOT
 from benchmarks.proposers import tables as proposer_tables
+from benchmarks.routing import tables as routing_tables
 from benchmarks.serving import tables as serving_tables
 from benchmarks.speculation import report
 from benchmarks.trace_cost import tables as trace_cost_tables
@@ -222,6 +223,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "cpu_speed": cpu_speed,
     "gateway_cost": gateway_cost,
     "trace_cost": trace_cost_tables.text,
+    "routing": routing_tables.text,
     "drafter_faults_shm": drafter_faults,
     "drafter_faults_grpc": drafter_faults,
     "drafter_faults_gpu": drafter_faults_gpu,

@@ -79,6 +79,7 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
             str(message.tensor_parallel_size),
         ),
         refusals=tuple(ProposerRefusal(entry.proposer, entry.reason) for entry in message.refusals),
+        page_size=message.page_size if message.cache_events else 0,
         serving_seconds=message.serving_seconds,
     )
 
@@ -154,6 +155,11 @@ def write_grammar(grammar: Grammar | None) -> bytes:
     if grammar is None:
         return b""
     return _wrapped(verify_pb2.Submit(sampling=sampling_pb2.SamplingParams(grammar=encode_grammar(grammar))))
+
+
+def write_watch_cache() -> bytes:
+    """A SessionRequest that asks for a snapshot of the prefix cache and for changes from then on."""
+    return verify_pb2.SessionRequest(watch_cache=verify_pb2.WatchCache()).SerializeToString()
 
 
 def write_cancel(request_id: int) -> bytes:

@@ -22,6 +22,8 @@ from slipstream.transport_settings import checked_address
 
 Port = Annotated[int, Ge(0), Le(65535)]
 
+RoutingName = Literal["prefix", "least-loaded", "random"]
+
 
 class GatewaySettings(GatewayTransportSettings):
     """Serve the OpenAI HTTP API and the gRPC API before one or more verify services."""
@@ -36,6 +38,11 @@ class GatewaySettings(GatewayTransportSettings):
     """Where the list of verify services comes from in place of --verify, at each change anew: file:PATH, a TOML file of
     [[members]] tables with `address`, and if wanted `model`, `epoch` and `draining`; or host:port or unix:PATH of a
     server of DirectoryService. While it is away the last list stays."""
+
+    routing: RoutingName = "least-loaded"
+    """Which of several verify services takes a request: `prefix`, the one from which the first token is expected first,
+    by what each has cached of the prompt and by the prompts that wait there; `least-loaded`, the one with the fewest
+    choices under way; `random`. It changes speed and no token."""
 
     model: Path
     """Folder of the model; only its tokenizer, chat template and sampling defaults are read."""

@@ -108,6 +108,7 @@ class GatewayServicer:
             adapter_id=request.adapter_id,
             choice_index=request.choice_index,
             prompt_wire=request.wires[0],
+            prompt_hashes=request.hashes[0],
             grammar_wire=request.grammar_wire,
         )
         generation = self._gateway.open([choice_request], info, prompt_field=request.prompt_field, prefix="sampling.")

@@ -30,6 +30,8 @@ from gateway.generation.traced_choices import TracedChoices
 from gateway.loop_monitor import LoopMonitor
 from gateway.metrics import Metrics
 from gateway.replicas.replica import Replica
+from gateway.replicas.replica_figures import ReplicaFigures
+from gateway.replicas.routing import policy_named
 from gateway.replicas.verify_client import VerifyClient
 from gateway.text.in_process.small_requests import SmallRequests
 from gateway.text.pool import TextWorkers
@@ -82,8 +84,10 @@ class Gateway:
             timeout=settings.connect_timeout,
             resume_seconds=settings.resume_seconds,
             metrics=self.metrics,
+            policy=policy_named(settings.routing),
             connect=functools.partial(Replica, tls=settings.tls),
         )
+        metrics.registry.register(ReplicaFigures(lambda: self.client.replicas, settings.routing))
         self._directory: asyncio.Task[None] | None = None
         self._drafters = DrafterWait(self.client, settings.wait_for_drafter)
         if settings.metrics_names == "vllm":

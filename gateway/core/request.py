@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gateway.output_parsers.parts import AnswerPart
     from gateway.output_parsers.registry import AnswerForm
     from slipstream.grammar.grammar import Grammar
+    from slipstream.prefix_hash import PromptHashes
     from slipstream.rpc.errors import SlipstreamError
 
 
@@ -62,6 +63,8 @@ class ChoiceRequest:
     grammar_wire: bytes = b""
     """The grammar of `sampling` in the same way, as choices of one request share it."""
     answer: AnswerForm | None = None
+    prompt_hashes: PromptHashes | None = None
+    """Those of the prompt, where it was hashed as it was tokenised."""
 
 
 @dataclass(slots=True)
@@ -157,6 +160,10 @@ class VerifyInfo:
     build: tuple[str, ...] = ()
     """Version, device type, mode, attention, tensor parallel size: what besides the model decides on bits."""
     refusals: tuple[ProposerRefusal, ...] = ()
+    page_size: int = 0
+    """Tokens of a KV page; 0 where the service tells nothing of its prefix cache."""
+    watched: bool = False
+    """Whether the gateway has it tell of its prefix cache, so that prompts are to be hashed."""
     serving_seconds: float = 0.0
     """For how long the service had taken requests as it stated them."""
 

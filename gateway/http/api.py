@@ -196,10 +196,11 @@ class OpenAiApi:
                 choice_index=choice,
                 context=access.span.context,
                 prompt_wire=wire,
+                prompt_hashes=hashes,
                 grammar_wire=request.grammar_wire,
                 answer=request.answer,
             )
-            for prompt, wire in zip(request.prompts, request.wires, strict=True)
+            for prompt, wire, hashes in zip(request.prompts, request.wires, request.hashes, strict=True)
             for choice in range(count)
         ]
         generation = self._gateway.open(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
@@ -13,6 +15,8 @@ from gateway import codec
 from gateway.core.request import ServiceState, VerifyInfo
 from gateway.replicas.away_report import AwayReport
 from gateway.replicas.batch_queue import BatchQueue
+from gateway.replicas.prompt_prefix import PromptPrefix
+from gateway.replicas.replica_load import ReplicaLoad
 from gateway.replicas.resumable_stream import ResumableStream
 from slipstream.rpc.channel import from_rpc_error, open_channel
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
@@ -49,7 +53,7 @@ class Owner(Protocol):
 
 
 class Outgoing(NamedTuple):
-    """A message on its way to a service: a Cancel, or a Submit of a stream, whose tokens are added as it is written."""
+    """A message on its way to a service: a Submit of a stream, whose tokens are added as it is written, or another."""
 
     message: bytes
     request_id: int
@@ -64,8 +68,7 @@ class Replica:
     """
 
     __slots__ = ("_answered", "_next_id", "_outbox", "_owner", "_refusing", "_streams", "_stub", "_task", "_timeout",
-                 "_tls", "_yielded", "address", "draining", "epoch", "info",
-                 "leaving")  # fmt: skip
+                 "_tls", "_yielded", "address", "draining", "epoch", "info", "leaving", "routing")  # fmt: skip
 
     def __init__(self, address: str, owner: Owner, *, timeout: float, tls: Tls | None = None) -> None:
         self.address = address
@@ -74,6 +77,7 @@ class Replica:
         self.leaving = False  # whether the directory names it no more
         self._tls = tls
         self.info: VerifyInfo | None = None  # set while the session is open
+        self.routing = ReplicaLoad()
         self._refusing = False
         self._yielded = False  # whether the session has carried a token
         self._answered = False  # whether the connection stood when the last attempt ended
@@ -96,6 +100,11 @@ class Replica:
         return len(self._streams)
 
     @property
+    def page_size(self) -> int:
+        """Tokens of a KV page; 0 where the service tells nothing of its cache."""
+        return 0 if self.info is None else self.info.page_size
+
+    @property
     def streams(self) -> list[ResumableStream]:
         """Choices under way, in the order in which they were sent."""
         return list(self._streams.values())
@@ -111,18 +120,26 @@ class Replica:
             await asyncio.gather(self._task, return_exceptions=True)
             self._lose()
 
-    def submit(self, stream: ResumableStream) -> None:
-        """Send a stream; only while ready."""
+    def watch_cache(self) -> None:
+        """Have the service tell what it has cached, from now on, if it can; only while ready."""
+        if self.info is not None and self.info.page_size and not self.info.watched:
+            self.info = replace(self.info, watched=True)
+            self._ask_for_snapshot()
+
+    def submit(self, stream: ResumableStream, prompt: PromptPrefix | None = None) -> None:
+        """Send a stream; only while ready. `prompt` as of `ReplicaLoad.enter`."""
         request_id = self._next_id
         message = codec.write_submit(request_id, stream.request, resumed=bool(stream.received))
         self._next_id += 1
         stream.send(self, request_id)
         self._streams[request_id] = stream
         self._outbox.put(Outgoing(message, request_id, stream))
+        self.routing.enter(request_id, prompt, time.monotonic())
 
     def cancel(self, stream: ResumableStream) -> None:
         """Forget a stream and tell the service, unless it is finished already."""
         if self._streams.pop(stream.request_id, None) is not None:
+            self.routing.leave(stream.request_id)
             self._outbox.put(Outgoing(codec.write_cancel(stream.request_id), stream.request_id, None))
 
     async def fetch_info(self) -> VerifyInfo:
@@ -209,6 +226,8 @@ class Replica:
     def take(self, response: verify_pb2.SessionResponse) -> None:
         """Hand each output of a message to its stream."""
         streams = self._streams
+        if response.HasField("cache"):
+            self._learn(response.cache)
         for request_id in response.started:
             if (stream := streams.get(request_id)) is not None:
                 stream.begun = True
@@ -223,14 +242,27 @@ class Replica:
                 continue
             if output.finish_reason is not None:
                 del streams[message.request_id]
+                self.routing.leave(message.request_id)
                 if output.error is not None and self._returns(stream, output.error):
                     continue
             stream.receive(output)
             if not stream.yielded:
                 stream.yielded = True
+                self.routing.leave(message.request_id)
                 self._yielded |= bool(output.token_ids)
                 self._owner.on_progress(stream)
             stream.deliver(output)
+
+    def _learn(self, events: verify_pb2.CacheEvents) -> None:
+        """Take news of the cache, and ask for all of it where some are missing."""
+        load = self.routing
+        if not load.prefixes.take(events.sequence, events.added, events.evicted, snapshot=events.snapshot):
+            load.gaps += 1
+            _log.warning("verify service %s: news of its prefix cache are missing", self.address)
+            self._ask_for_snapshot()
+
+    def _ask_for_snapshot(self) -> None:
+        self._outbox.put(Outgoing(codec.write_watch_cache(), 0, None))
 
     def _returns(self, stream: ResumableStream, error: SlipstreamError) -> bool:
         """Offer the owner a stream that the service will not go on with; whether it has another use for it."""
@@ -241,6 +273,7 @@ class Replica:
         """Hand back what was under way."""
         lost = list(self._streams.values())
         self._streams.clear()
+        self.routing.clear()
         self._stub, was_open, self.info = None, self.info is not None, None
         if was_open:
             self._owner.on_lost(lost, yielded=self._yielded)

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.core.request import VerifyInfo
@@ -17,6 +17,8 @@ from gateway.replicas.quarantine import Entry, Quarantine
 from gateway.replicas.replica import Replica
 from gateway.replicas.resumable_stream import ResumableStream
 from gateway.replicas.resume_deadlines import ResumeDeadlines
+from gateway.replicas.router import Router
+from gateway.replicas.routing import LeastLoaded, RoutingPolicy
 from slipstream.directory.member import Member
 from slipstream.rpc.errors import (
     InternalError,
@@ -42,7 +44,7 @@ _RECOVERS: Final = "the verify service recovers from a loss"
 
 
 class VerifyClient:
-    """All replicas of one model. Requests go to the least loaded one that is ready.
+    """All replicas of one model. Requests go to one that is ready, by a routing policy.
 
     When a replica goes away its requests go on at another one of the same model from the tokens already received, as
     tokens are a function of model, request and position alone. New requests go to one model: the first one ready,
@@ -55,7 +57,7 @@ class VerifyClient:
     """
 
     __slots__ = ("_again", "_away_since", "_closing", "_connect", "_deadlines", "_dropping", "_metrics", "_parked",
-                 "_quarantine", "_replicas", "_resume_seconds", "_served")  # fmt: skip
+                 "_quarantine", "_replicas", "_resume_seconds", "_router", "_served")  # fmt: skip
 
     def __init__(
         self,
@@ -64,10 +66,12 @@ class VerifyClient:
         timeout: float,
         resume_seconds: float,
         metrics: Metrics | None = None,
+        policy: RoutingPolicy | None = None,
         connect: Callable[..., Replica] = Replica,
     ) -> None:
         self._resume_seconds = resume_seconds
         self._metrics = metrics or Metrics()
+        self._router = Router(policy or LeastLoaded())
         self._parked = ParkedStreams()
         self._deadlines = ResumeDeadlines(resume_seconds, self._expire)
         self._quarantine = Quarantine(resume_seconds * TRIAL_SHARE)
@@ -149,7 +153,7 @@ class VerifyClient:
         usable = self._usable()
         if not usable:
             raise _unreachable()
-        return await _least_loaded(usable).fetch_info()
+        return await min(usable, key=lambda replica: replica.load).fetch_info()
 
     def submit(self, streams: Sequence[ResumableStream]) -> None:
         """Send the choices of one request to one replica, where they share the prompt's pages.
@@ -169,10 +173,10 @@ class VerifyClient:
 
     def _submit(self, streams: Sequence[ResumableStream]) -> None:
         usable = self._usable()
-        replica = _least_loaded(usable) if usable else None
+        ranked, prompt = self._router.rank(streams[0].request, usable)
+        replica = ranked[0] if ranked else None
         if replica is not None and self._is_open(replica, streams):
-            for stream in streams:
-                replica.submit(stream)
+            self._router.send(replica, streams, prompt)
         elif self._served is not None and (replica is not None or self._awaited()):
             self._let_wait(streams, self._served)
         else:
@@ -188,6 +192,7 @@ class VerifyClient:
         """See Owner: what waited for the replica goes on."""
         if replica not in self._usable():
             _log.warning("verify service %s serves another model and is not used", replica.address)
+        self._router.watch(self._usable())
         self._parked.sort(self._quarantine.priority)
         self._vacate()
         self._dispatch()
@@ -301,13 +306,14 @@ class VerifyClient:
     def _enter(self, stream: ResumableStream, replicas: Sequence[Replica], closed: set[Replica]) -> None:
         """Send a stream to the first replica that it may go to; where there is none, nobody behind it goes there."""
         now = time.monotonic()
-        for replica in sorted(replicas, key=lambda replica: replica.load):
+        ranked, prompt = self._router.rank(stream.request, replicas)
+        for replica in ranked:
             entry = Entry.LATER if replica in closed else self._quarantine.entry(stream, replica.streams, now)
             if entry is not Entry.LATER:
                 self._parked.discard(stream)
                 if entry is Entry.ALONE:
                     self._withdraw(replica)
-                replica.submit(stream)
+                self._router.send(replica, [stream], prompt)
                 return
         closed.update(replicas)
 
@@ -374,10 +380,6 @@ class VerifyClient:
         if stream.paused_at:
             self._metrics.paused.dec()
             stream.resume()
-
-
-def _least_loaded(replicas: Iterable[Replica]) -> Replica:
-    return min(replicas, key=lambda replica: replica.load)
 
 
 def _unreachable() -> UnavailableError:

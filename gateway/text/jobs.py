@@ -43,6 +43,7 @@ from slipstream.chat_template import ChatTemplate, Message
 from slipstream.generation_codec import read_speculation
 from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
 from slipstream.model_folder import TEMPLATE_FILE
+from slipstream.prefix_hash import PromptHashes, hash_prompt
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream.v1 import gateway_pb2
 
@@ -149,7 +150,7 @@ class Jobs:
         plan = answer_plan(body, values, written, model)
         prompt = self._tokenise(written, info, field="messages", add_special_tokens=False)
         wanted = None if plan.grammar is None else Wanted(plan.grammar, plan.field)
-        return _prepared(body, (prompt,), wanted=wanted, answer=plan.form), plan.checks
+        return _prepared(body, info, (prompt,), wanted=wanted, answer=plan.form), plan.checks
 
     def complete(self, body: CompletionRequest, values: Values, info: VerifyInfo) -> Unchecked:
         """Prepare a plain completion."""
@@ -170,7 +171,7 @@ class Jobs:
             )
         wanted = wanted_grammar(body, values)
         checks = () if wanted is None else (partial(checked, wanted, partial(self._grammar_tokens, info)),)
-        return _prepared(body, encoded, echoes, wanted=wanted), checks
+        return _prepared(body, info, encoded, echoes, wanted=wanted), checks
 
     def generate(self, request: gateway_pb2.GenerateRequest, info: VerifyInfo) -> Unchecked:
         """Prepare a request of the gRPC API."""
@@ -185,6 +186,7 @@ class Jobs:
         prepared = Prepared(
             prompts=(prompt,),
             wires=(codec.write_prompt(prompt),),
+            hashes=_hashes((prompt,), info),
             prompt_field=field,
             sampling=sampling,
             speculation=read_speculation(request.speculation) if request.HasField("speculation") else None,
@@ -339,8 +341,14 @@ def _checked(prepared: Prepared, checks: tuple[Check, ...], unchecked: Callable[
     return prepared
 
 
+def _hashes(prompts: tuple[array[int], ...], info: VerifyInfo) -> tuple[PromptHashes | None, ...]:
+    """Here and not as requests are routed, which is to take no time of the event loop."""
+    return tuple(hash_prompt(prompt, info.page_size) if info.watched else None for prompt in prompts)
+
+
 def _prepared(
     body: GenerationBody,
+    info: VerifyInfo,
     prompts: tuple[array[int], ...],
     echoes: tuple[str, ...] = (),
     *,
@@ -351,6 +359,7 @@ def _prepared(
     return Prepared(
         prompts=prompts,
         wires=tuple(map(codec.write_prompt, prompts)),
+        hashes=_hashes(prompts, info),
         prompt_field=body.prompt_field,
         sampling=replace(body.sampling(), grammar=grammar),
         speculation=body.speculation_wish(),

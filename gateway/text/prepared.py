@@ -12,6 +12,7 @@ from typing import Any, Final
 from gateway.core.request import Sampling
 from gateway.output_parsers.registry import AnswerForm
 from slipstream.generation_types import SpeculationOptions
+from slipstream.prefix_hash import PromptHashes
 
 _TYPECODE: Final = "I"
 
@@ -53,13 +54,14 @@ def token_array(token_ids: Iterable[int]) -> array[int]:
 class Prepared:
     """A request of either API: read, checked as far as its texts go, and with its prompts as token ids.
 
-    `wires` are the prompts as ChoiceRequest.prompt_wire has them, `choices` is the number of choices for each prompt,
-    and `echoes` are the prompts' texts where the answer repeats them.
+    `wires` and `hashes` are of the prompts, as ChoiceRequest.prompt_wire and prompt_hashes have them, `choices` is the
+    number of choices for each prompt, and `echoes` are the prompts' texts where the answer repeats them.
     """
 
     prompts: tuple[array[int], ...]
     sampling: Sampling
     wires: tuple[bytes, ...]
+    hashes: tuple[PromptHashes | None, ...]
     prompt_field: str
     speculation: SpeculationOptions | None
     stop: tuple[str, ...]

@@ -13,6 +13,7 @@ from draft_service.server.metrics import make_registry
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
 from gateway.metrics import Metrics
+from gateway.replicas.replica_figures import ReplicaFigures
 from slipstream.rpc.vllm_metrics import GATEWAY_NAMES, VERIFY_NAMES
 from support.metrics_states import DRAFTER, LOOP
 from verify_service.draft_link.link_config import LinkState
@@ -26,6 +27,12 @@ VLLM_ROW = re.compile(r"^\| `(vllm:\w+)` \| (\w+) \| `(\w+)` \|", re.MULTILINE)
 def offered(registry: CollectorRegistry) -> dict[str, str]:
     """Names as they are scraped, with their kinds."""
     return {family.name + ("_total" if family.type == "counter" else ""): family.type for family in registry.collect()}
+
+
+def gateway() -> dict[str, str]:
+    metrics = Metrics()
+    metrics.registry.register(ReplicaFigures(list, "prefix"))
+    return offered(metrics.registry)
 
 
 def verify() -> dict[str, str]:
@@ -44,11 +51,11 @@ def draft() -> dict[str, str]:
 
 def test_all_are_documented_with_their_kind() -> None:
     told = dict(ROW.findall(PAGE.read_text()))
-    assert told == offered(Metrics().registry) | verify() | draft()
+    assert told == gateway() | verify() | draft()
 
 
 def test_vllm_names_are_told_with_their_service_and_source() -> None:
-    kinds = {"gateway": offered(Metrics().registry), "verify": verify()}
+    kinds = {"gateway": gateway(), "verify": verify()}
     expected = set()
     for service, names in (("gateway", GATEWAY_NAMES), ("verify", VERIFY_NAMES)):
         for own, theirs in names.items():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.request import VerifyInfo
+from gateway.replicas.prompt_prefix import PromptPrefix
 from gateway.replicas.replica import Owner, Replica
 from gateway.replicas.resumable_stream import ResumableStream
 from slipstream.v1 import sampling_pb2, verify_pb2
@@ -96,8 +97,8 @@ class VirtualReplica(Replica):
     async def close(self) -> None:
         self._end()
 
-    def submit(self, stream: ResumableStream) -> None:
-        super().submit(stream)
+    def submit(self, stream: ResumableStream, prompt: PromptPrefix | None = None) -> None:
+        super().submit(stream, prompt)
         self._queue.append(_Running(stream, len(stream.request.prompt_token_ids) + len(stream.received)))
 
     def cancel(self, stream: ResumableStream) -> None:

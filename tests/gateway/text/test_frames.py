@@ -11,6 +11,7 @@ from gateway.core.request import Sampling
 from gateway.text.frames import ANSWER, read_answer, read_request, request_head, write_answer
 from gateway.text.prepared import Prepared, WorkerTask, token_array
 from slipstream.generation_types import SpeculationOptions
+from slipstream.prefix_hash import PromptHashes
 
 
 @pytest.mark.parametrize("parts", [1, 3, 200])
@@ -48,6 +49,7 @@ def test_what_is_prepared_crosses_unchanged() -> None:
         prompts=(token_array([1, 2, 2**32 - 1]), token_array([])),
         sampling=Sampling(temperature=0.5, logit_bias={7: -1.0}, stop_token_ids=(3,), max_tokens=9, logprobs=2),
         wires=(b"wire", b""),
+        hashes=(PromptHashes(16, [2**64 - 1, 5]), None),
         prompt_field="prompt",
         speculation=SpeculationOptions(enabled=True, proposer="ngram", max_nodes=3),
         stop=("a", "b"),

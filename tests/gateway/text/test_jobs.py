@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from gateway.text.jobs import Jobs
-from gateway.text.prepared import WorkerTask
+from gateway.text.prepared import Prepared, WorkerTask
+from slipstream.prefix_hash import hash_prompt
 from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.v1 import gateway_pb2
 from support.virtual_verify import INFO
 
 WIDE = replace(INFO, max_context=4_000_000)
@@ -44,3 +46,21 @@ def test_calls_of_earlier_answers_may_not_make_more_values_than_a_body_may(token
     assert caught.value.field == "messages"
     messages[1]["tool_calls"] = calls[:20]
     assert jobs.run(WorkerTask.TOKENIZE_HTTP, bytearray(json.dumps({"messages": messages}), "ascii"), WIDE)
+
+
+def test_prompts_are_hashed_where_services_tell_of_their_caches(tokenizer_folder: Path) -> None:
+    jobs = Jobs.load(tokenizer_folder, max_bytes=1, max_choices=9, stages=lambda file: None)
+    body = bytearray(json.dumps({"model": "tiny", "prompt": ["one two three four five six", "x"]}), "ascii")
+    for info in (INFO, replace(INFO, page_size=2)):
+        silent = jobs.run(WorkerTask.COMPLETION, bytearray(body), info)
+        assert isinstance(silent, Prepared)
+        assert silent.hashes == (None, None)
+    told = jobs.run(WorkerTask.COMPLETION, bytearray(body), replace(INFO, page_size=2, watched=True))
+    assert isinstance(told, Prepared)
+    assert told.hashes == tuple(hash_prompt(prompt, 2) for prompt in told.prompts)
+    assert told.hashes[0] is not None
+    assert told.hashes[0].hashes
+    request = gateway_pb2.GenerateRequest(text="one two three four five six").SerializeToString()
+    single = jobs.run(WorkerTask.GENERATE, bytearray(request), replace(INFO, page_size=2, watched=True))
+    assert isinstance(single, Prepared)
+    assert single.hashes == (hash_prompt(single.prompts[0], 2),)
