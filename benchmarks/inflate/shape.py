@@ -8,6 +8,7 @@ from math import sqrt
 from typing import Any
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_form import PLAIN
 
 
 class ShapeError(ValueError):
@@ -122,7 +123,7 @@ def _power_of_four(value: float) -> float:
 
 def check(source: ModelConfig, shape: Shape) -> None:
     """Raise ShapeError unless a model of `source` fits into `shape`."""
-    if source.attention_bias or source.head_norms:
+    if source.form != PLAIN:
         raise ShapeError(f"models of the family {source.family} have tensors that are not widened")
     if shape.head_dim != source.head_dim:
         raise ShapeError(f"head_dim is {source.head_dim}, which cannot become {shape.head_dim}")

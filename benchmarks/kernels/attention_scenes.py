@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu import prefill_attention as prefill
 from slipstream_kernels.ops.gpu import prefix_attention as prefix
 from slipstream_kernels.ops.gpu import tail_attention as tail
@@ -32,10 +33,18 @@ class Vectors:
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+    form: AttentionForm = FULL
 
     @classmethod
     def random(
-        cls, tokens: int, kv_heads: int, group: int, head_dim: int, seed: int, device: torch.device | str
+        cls,
+        tokens: int,
+        kv_heads: int,
+        group: int,
+        head_dim: int,
+        seed: int,
+        device: torch.device | str,
+        form: AttentionForm = FULL,
     ) -> Vectors:
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -46,14 +55,17 @@ class Vectors:
             normal(tokens, kv_heads * group, head_dim) * 2,
             normal(kv_heads, tokens, head_dim),
             normal(kv_heads, tokens, head_dim),
+            form,
         )
 
     def expected(self, sequence: Tokens) -> torch.Tensor:
         """float64 [heads, head_dim]: the last token's attention to the sequence."""
-        places = torch.from_numpy(sequence).to(self.q.device)
+        form = self.form
+        places = torch.from_numpy(sequence[-form.window :]).to(self.q.device)
         kv_heads, _, head_dim = self.k.shape
         q = self.q[int(sequence[-1])].double().view(kv_heads, -1, head_dim)
-        scores = torch.einsum("kgd,kpd->kgp", q, self.k[:, places].double()) * head_dim**-0.5
+        scores = torch.einsum("kgd,kpd->kgp", q, self.k[:, places].double()) * form.scale_of(head_dim)
+        scores = form.cap * torch.tanh(scores / form.cap) if form.cap else scores
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))
         sums = torch.einsum("kgp,kpd->kgd", weights / weights.sum(-1, keepdim=True), self.v[:, places].double())
         return sums.reshape(-1, head_dim)
@@ -78,6 +90,7 @@ class Pass:
     """(first row, rows, line, prefix length) of decode rows and trees"""
     chunks: tuple[tuple[int, int, int, int], ...]
     """(first row, rows, line, first position) of prefills"""
+    form: AttentionForm
 
     @property
     def group(self) -> int:
@@ -130,7 +143,7 @@ class Pass:
         run = tree.tree_attention_reference if twins else tree.tree_attention
         run(
             self.q, self.keys, self.values, self.page_table, self.page_size, self.segments(columns, padding)[0],
-            self.paths, self.depths, self.leaves(columns), self.write_slots, out, columns=columns,
+            self.paths, self.depths, self.leaves(columns), self.write_slots, out, columns=columns, form=self.form,
         )  # fmt: skip
         return out
 
@@ -146,13 +159,14 @@ class Pass:
             segments, partials = self.segments(columns, padding), self.partials()
             run = prefix.prefix_attention_reference if twins else prefix.prefix_attention
             last = tail.tail_attention_reference if twins else tail.tail_attention
-            run(*kv, *segments, partials, columns=columns)
+            run(*kv, *segments, partials, columns=columns, form=self.form, depths=self.depths)
             last(
-                *kv, self.lines, self.prefix_lengths, self.paths, self.depths, self.write_slots, rows, partials, out
+                *kv, self.lines, self.prefix_lengths, self.paths, self.depths, self.write_slots, rows, partials, out,
+                form=self.form,
             )  # fmt: skip
         if self.chunks:
             whole = prefill.prefill_attention_reference if twins else prefill.prefill_attention
-            whole(*kv, self.tiles(prefill_columns, padding), out, columns=prefill_columns)
+            whole(*kv, self.tiles(prefill_columns, padding), out, columns=prefill_columns, form=self.form)
         return out
 
     def _on_device(self, table: npt.NDArray[np.int32]) -> torch.Tensor:
@@ -247,6 +261,7 @@ class Scene:
             decode_rows=column([first + i for first, rows, *_ in self._spans for i in range(rows)], -1),
             spans=tuple(self._spans),
             chunks=tuple(self._chunks),
+            form=self.vectors.form,
         )  # fmt: skip
 
     def _commit(self, sequence: Tokens, prefix_of: int | None) -> int:

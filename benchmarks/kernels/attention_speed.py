@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.attention_scenes import Pass
+from slipstream_kernels.ops.attention_form import FULL
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS, prefill_attention
 from slipstream_kernels.ops.gpu.prefill_attention import STAGES as PREFILL_STAGES
@@ -110,6 +111,7 @@ def random_passes(
             decode_rows=ints(range(0 if prompt else rows)),
             spans=() if prompt else tuple((i * per_request, per_request, i, lengths[i]) for i in range(batch)),
             chunks=tuple((i * context, context, i, 0) for i in range(batch)) if prompt else (),
+            form=FULL,
         )
         for layer in cache
     ]  # fmt: skip

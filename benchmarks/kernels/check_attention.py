@@ -27,6 +27,7 @@ import torch
 from benchmarks.kernels.attention_scenes import Scene, Vectors, relative_error
 from benchmarks.kernels.attention_speed import SpeedRow, measure_speed
 from benchmarks.lib.report import markdown_table, write_json
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 
 BOUNDS = (1, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025, 4095, 4096, 4097, 16383, 32768)
 RANDOM_CONTEXTS = 4
@@ -48,6 +49,7 @@ class Case:
     """Columns with which prefixes are read."""
     tile_widths: tuple[int, ...] = (128, 64)
     """Columns with which prompts are prefilled."""
+    form: AttentionForm = FULL
 
 
 CASES = (
@@ -59,6 +61,10 @@ CASES = (
     Case(64, 1, 3, 16),
     Case(64, 3, 1, 16),
     Case(64, 2, 8, 64),
+    Case(128, 2, 4, 16, form=AttentionForm(window=1000)),
+    Case(128, 1, 8, 16, form=AttentionForm(window=64, cap=5.0)),
+    Case(64, 2, 3, 1, form=AttentionForm(window=130, scale=0.2)),
+    Case(64, 2, 4, 64, form=AttentionForm(scale=0.1, cap=2.0)),
 )
 
 
@@ -91,7 +97,7 @@ def check_case(case: Case) -> Exactness:
     """Build all three layouts of every node in one pass and compare."""
     start = time.monotonic()
     rng = np.random.default_rng(case.head_dim + 10 * case.group + case.page_size)
-    vectors = Vectors.random(TOKENS, case.kv_heads, case.group, case.head_dim, case.page_size, DEVICE)
+    vectors = Vectors.random(TOKENS, case.kv_heads, case.group, case.head_dim, case.page_size, DEVICE, case.form)
     scene = Scene(vectors, case.page_size, seed=case.group)
     nodes: list[int] = []
     for number, context in enumerate([*BOUNDS, *rng.integers(1, 5000, RANDOM_CONTEXTS).tolist()]):
@@ -175,6 +181,7 @@ def main() -> int:
     if checked:
         header = (
             "head_dim, kv, group, page",
+            "window, scale, cap",
             "rows",
             "other widths",
             "alone",
@@ -192,6 +199,7 @@ def _cells(one: Exactness) -> list[object]:
     case = one.case
     return [
         f"{case.head_dim}, {case.kv_heads}, {case.group}, {case.page_size}",
+        "" if case.form == FULL else f"{case.form.window}, {case.form.scale:g}, {case.form.cap:g}",
         one.rows,
         one.width_mismatches,
         one.decode_mismatches,

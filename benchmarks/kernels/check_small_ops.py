@@ -30,7 +30,7 @@ from slipstream_kernels.ops.gpu.sampling_table import allocate_sampling_tensors,
 from slipstream_kernels.ops.gpu.state_rows import copy_states, copy_states_reference
 from slipstream_kernels.ops.gpu.tree_paths import tree_paths, tree_paths_reference
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH, tree_walk, tree_walk_reference
-from slipstream_kernels.ops.rotary import rotary_table
+from slipstream_kernels.ops.rope import Rope
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 4096, 32, 32, 8, 128, 128_256
 FEATURES = 3 * HIDDEN
@@ -172,7 +172,7 @@ def tree_cases(items: int, rows: int) -> Iterator[Case]:
 
 def cases() -> Iterator[Case]:
     embeddings = normal(VOCAB, HIDDEN)
-    angles = torch.from_numpy(rotary_table(8192, HEAD_DIM, 500_000.0)).to(DEVICE)
+    angles = torch.from_numpy(Rope(500_000.0).table(8192, HEAD_DIM)).to(DEVICE)
     for rows in ROWS:
         yield embed_case(rows, embeddings)
         yield from rms_norm_cases(rows)

@@ -15,14 +15,13 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     number,
     read_json,
     refuse_quantisation,
-    rope_scaling,
-    rope_theta,
     section,
     shown,
     size,
     token_ids,
 )
-from slipstream_kernels.ops.rotary import Llama3Scaling
+from slipstream_kernels.models.checkpoint.rope_fields import read_rope
+from slipstream_kernels.ops.rope import Rope
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +47,7 @@ class HeadConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Llama3Scaling | None
+    rope: Rope
     vocab_size: int
     target_hidden_size: int
     boundaries: tuple[int, ...]
@@ -72,8 +70,6 @@ class HeadConfig:
             refuse_quantisation(config)
         if (act := layer.get("hidden_act")) not in (None, "silu"):
             raise CheckpointError(f"config.json: hidden_act is {shown(act)}, supported is 'silu'")
-        if (part := layer.get("partial_rotary_factor")) not in (None, 1):
-            raise CheckpointError(f"config.json: partial_rotary_factor is {shown(part)}, supported is 1")
         hidden, heads = size(layer, "hidden_size"), size(layer, "num_attention_heads")
         vocab_size = count(layer, "vocab_size") or count(outer, "vocab_size")
         return cls(
@@ -82,10 +78,9 @@ class HeadConfig:
             num_layers=size(layer, "num_hidden_layers", 1),
             num_heads=heads,
             num_kv_heads=size(layer, "num_key_value_heads", heads),
-            head_dim=size(layer, "head_dim", hidden // heads),
+            head_dim=(head_dim := size(layer, "head_dim", hidden // heads)),
             rms_norm_eps=number(layer, "rms_norm_eps", 1e-6),
-            rope_theta=rope_theta(layer),
-            rope_scaling=rope_scaling(layer),
+            rope=read_rope(layer, head_dim),
             vocab_size=vocab_size,
             target_hidden_size=size(outer, "target_hidden_size", hidden),
             boundaries=_boundaries(outer),

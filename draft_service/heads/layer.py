@@ -124,9 +124,4 @@ def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
 
 def rotary_rows(config: HeadConfig, positions: torch.Tensor) -> torch.Tensor:
     """Cosines and sines of any positions, float32 [rows, head_dim]; no table, so no limit to the context."""
-    half = config.head_dim // 2
-    frequencies = [config.rope_theta ** (-2 * i / config.head_dim) for i in range(half)]
-    if config.rope_scaling is not None:
-        frequencies = [config.rope_scaling.scaled(frequency) for frequency in frequencies]
-    angles = positions.to(torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
-    return torch.cat([angles.cos(), angles.sin()], dim=1).float()
+    return torch.from_numpy(config.rope.rows(positions.numpy(), config.head_dim))

@@ -17,8 +17,9 @@ from draft_service.heads.eagle import Eagle1, Eagle3, EagleHead, Vocabulary
 from draft_service.heads.files import read_tensors
 from draft_service.heads.names import canonical, check, family_of, num_states
 from draft_service.heads.vocabulary import target_ids, token_map
-from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, flag, read_json
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, read_json
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_form import is_tied, scales_embeddings
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.tied_head import has_own_head
 from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors
@@ -90,6 +91,11 @@ def shared_rows(
         missing = _EMBEDDING if embedding is None else _HEAD
         if target is None:
             raise CheckpointError(f"{missing} is missing; name the target's folder, from which it is taken")
+        if embedding is None and scales_embeddings(fields := read_json(target / "config.json")):
+            raise CheckpointError(
+                f"{missing} is missing, and the target's ({fields['model_type']}) are multiplied by a factor, which no "
+                "head here does: it needs rows of its own"
+            )
         rows = target_rows(target)
         embedding = rows[0] if embedding is None else embedding
         head = rows[1] if head is None else head
@@ -109,7 +115,7 @@ def target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
         found = dict(iterate_tensors(folder, config, names))
         embedding = found[names[0]].float()
         return embedding, embedding if config.tie_word_embeddings else found[names[1]].float()
-    tied = flag(read_json(folder / "config.json"), "tie_word_embeddings") and not has_own_head(folder)
+    tied = is_tied(read_json(folder / "config.json")) and not has_own_head(folder)
     wanted = names[:1] if tied else names
     found = read_tensors(folder, wanted)
     missing = [name for name in wanted if name not in found]

@@ -25,7 +25,12 @@ from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
-from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_tensors, weight_files
+from slipstream_kernels.models.checkpoint.weight_loader import (
+    expected_shapes,
+    iterate_tensors,
+    stored_as_computed,
+    weight_files,
+)
 
 TEXTS = (
     (
@@ -157,6 +162,7 @@ def _states(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Those of all boundaries, bfloat16 [rows, boundaries, hidden], and those after the final norm in float32."""
     texts, length = tokens.shape
+    _check_form(config, length)
     shape = replace(HeadConfig.from_folder(folder, of_target=True), num_layers=1)
     rotary = rotary_rows(shape, torch.arange(length).repeat(texts))
     names = [name for name, _ in expected_shapes(config)]
@@ -181,9 +187,20 @@ def _states(
     return states, last
 
 
+def _check_form(config: ModelConfig, length: int) -> None:
+    """FailedPreconditionError for a model whose layers are computed otherwise than a head's."""
+    named = list(config.form.beyond_qwen)
+    named += ["heads of which a part turns"] if config.rope.rotated else []
+    named += ["windows"] if 0 < config.form.window < length else []
+    if named:
+        raise FailedPreconditionError(f"a {config.family} with {', '.join(named)} is not read for this")
+
+
 def _read(folder: Path, config: ModelConfig, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
     """Those of the model's tensors, quantised ones decoded."""
-    return read_tensors(folder, names) if config.quantisation is None else dict(iterate_tensors(folder, config, names))
+    if config.quantisation is None and stored_as_computed(config):
+        return read_tensors(folder, names)
+    return dict(iterate_tensors(folder, config, names))
 
 
 def _renamed(tensors: Mapping[str, torch.Tensor], prefix: str) -> Mapping[str, torch.Tensor]:

@@ -56,10 +56,11 @@ def make_tiny_model(
     shards: int = 1,
     overrides: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a random model of `family` (llama, mimo, mistral, qwen2, qwen3) and return its folder.
+    """Write a random model of `family` (gemma2, gemma3_text, llama, mimo, mistral, phi3, qwen2, qwen3).
 
-    Equal arguments give equal bytes. `overrides` replaces or adds entries of config.json.
+    Returns its folder. Equal arguments give equal bytes. `overrides` replaces or adds entries of config.json.
     """
+    gemma = family.startswith("gemma")
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": [f"{family.capitalize()}ForCausalLM"],
@@ -71,7 +72,7 @@ def make_tiny_model(
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        "hidden_activation" if gemma else "hidden_act": "gelu_pytorch_tanh" if gemma else "silu",
         "max_position_embeddings": max_context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -118,39 +119,73 @@ def write_tokenizer(folder: Path, *, vocab_size: int, max_context: int) -> None:
     )
 
 
-def _random_tensors(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    hidden, intermediate, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+class _Random:
+    """Random tensors of a model by the kinds that there are."""
 
-    def normal(*shape: int, scale: float) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator) * scale).bfloat16()
+    def __init__(self, config: Mapping[str, Any], seed: int) -> None:
+        self.config = config
+        self.family = str(config["model_type"])
+        self.gemma = self.family.startswith("gemma")
+        self._generator = torch.Generator().manual_seed(seed)
 
-    def linear(out_features: int, in_features: int) -> torch.Tensor:
-        return normal(out_features, in_features, scale=in_features**-0.5)
+    def normal(self, *shape: int, scale: float) -> torch.Tensor:
+        return (torch.randn(shape, generator=self._generator) * scale).bfloat16()
 
-    def norm(size: int) -> torch.Tensor:
-        return 1 + normal(size, scale=0.1)
+    def norm(self, size: int) -> torch.Tensor:
+        """Gemma's files have a norm's weight less one."""
+        return self.normal(size, scale=0.1) if self.gemma else 1 + self.normal(size, scale=0.1)
 
-    yield "model.embed_tokens.weight", normal(config["vocab_size"], hidden, scale=0.1)
+    def linear(self, name: str, outputs: int, inputs: int, *, biased: bool = False) -> _Tensors:
+        yield f"{name}.weight", self.normal(outputs, inputs, scale=inputs**-0.5)
+        if biased:
+            yield f"{name}.bias", self.normal(outputs, scale=0.2)
+
+
+_Tensors = Iterator[tuple[str, torch.Tensor]]
+
+
+def _random_tensors(config: Mapping[str, Any], seed: int) -> _Tensors:
+    random, hidden = _Random(config, seed), config["hidden_size"]
+    yield "model.embed_tokens.weight", random.normal(config["vocab_size"], hidden, scale=0.1)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", norm(hidden)
-        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-            yield f"{prefix}self_attn.{name}_proj.weight", linear(size, hidden)
-            if config["model_type"] in ("mimo", "qwen2"):
-                yield f"{prefix}self_attn.{name}_proj.bias", normal(size, scale=0.2)
-        if config["model_type"] == "qwen3":
-            yield prefix + "self_attn.q_norm.weight", norm(head_dim)
-            yield prefix + "self_attn.k_norm.weight", norm(head_dim)
-        yield prefix + "self_attn.o_proj.weight", linear(hidden, q_size)
-        yield prefix + "post_attention_layernorm.weight", norm(hidden)
-        yield prefix + "mlp.gate_proj.weight", linear(intermediate, hidden)
-        yield prefix + "mlp.up_proj.weight", linear(intermediate, hidden)
-        yield prefix + "mlp.down_proj.weight", linear(hidden, intermediate)
-    yield "model.norm.weight", norm(hidden)
+        yield prefix + "input_layernorm.weight", random.norm(hidden)
+        yield from _attention(random, prefix + "self_attn.")
+        yield prefix + "post_attention_layernorm.weight", random.norm(hidden)
+        if random.gemma:
+            yield prefix + "pre_feedforward_layernorm.weight", random.norm(hidden)
+            yield prefix + "post_feedforward_layernorm.weight", random.norm(hidden)
+        yield from _feed_forward(random, prefix + "mlp.")
+    yield "model.norm.weight", random.norm(hidden)
     if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", normal(config["vocab_size"], hidden, scale=0.1)
+        yield "lm_head.weight", random.normal(config["vocab_size"], hidden, scale=0.1)
+
+
+def _attention(random: _Random, prefix: str) -> _Tensors:
+    config, hidden, head_dim = random.config, random.config["hidden_size"], random.config["head_dim"]
+    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    biased = bool(config.get("attention_bias"))
+    if random.family == "phi3":
+        yield from random.linear(prefix + "qkv_proj", q_size + 2 * kv_size, hidden)
+    else:
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            has_bias = biased or random.family in ("mimo", "qwen2")
+            yield from random.linear(f"{prefix}{name}_proj", size, hidden, biased=has_bias)
+    if random.family in ("gemma3_text", "qwen3"):
+        yield prefix + "q_norm.weight", random.norm(head_dim)
+        yield prefix + "k_norm.weight", random.norm(head_dim)
+    yield from random.linear(prefix + "o_proj", hidden, q_size, biased=biased)
+
+
+def _feed_forward(random: _Random, prefix: str) -> _Tensors:
+    hidden, intermediate = random.config["hidden_size"], random.config["intermediate_size"]
+    biased = bool(random.config.get("mlp_bias"))
+    if random.family == "phi3":
+        yield from random.linear(prefix + "gate_up_proj", 2 * intermediate, hidden)
+    else:
+        for name in ("gate_proj", "up_proj"):
+            yield from random.linear(prefix + name, intermediate, hidden, biased=biased)
+    yield from random.linear(prefix + "down_proj", hidden, intermediate, biased=biased)
 
 
 def _write_weights(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors
 from slipstream_kernels.ops.sampling import SamplingRows, sample
+from slipstream_kernels.ops.soft_cap import soft_capped_reference
 from training.answers.dataset import AnswerSet
 from training.common.atomic_files import MismatchError
 from training.features.packing import Int32
@@ -41,6 +43,21 @@ class _Answer:
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """weight: float32 [hidden, vocabulary]. column: where the states that it reads begin. cap: logits' bound, or 0."""
+
+    weight: torch.Tensor
+    column: int
+    cap: float
+
+    def logits(self, states: npt.NDArray[np.uint16]) -> torch.Tensor:
+        """float32 [rows, vocabulary] of bits of bfloat16 [rows, columns]."""
+        rows = np.ascontiguousarray(states[:, self.column : self.column + len(self.weight)])
+        logits = torch.from_numpy(rows).view(torch.bfloat16).float() @ self.weight
+        return soft_capped_reference(logits, self.cap) if self.cap else logits
+
+
 def check_agreement(
     folders: Sequence[Path], model: Path, reader: StateReader, boundaries: tuple[int, ...], longest: int
 ) -> None:
@@ -53,11 +70,11 @@ def check_agreement(
     if config.num_layers + 1 in boundaries:
         head, column = _head(model, config), boundaries.index(config.num_layers + 1) * config.hidden_size
         for folder in folders:
-            _check(folder, model, reader, head, column, longest)
+            _check(folder, model, reader, _Head(head, column, config.form.logit_cap), longest)
 
 
-def _check(answers: Path, model: Path, reader: StateReader, head: torch.Tensor, column: int, longest: int) -> None:
-    """One folder; the states that `head` reads begin at `column`."""
+def _check(answers: Path, model: Path, reader: StateReader, head: _Head, longest: int) -> None:
+    """One folder."""
     chosen = list(islice(_answers(answers, longest), MOST_ANSWERS))
     total = sum(len(answer.token_ids) - answer.start for answer in chosen)
     if total < LEAST_TOKENS:
@@ -67,9 +84,7 @@ def _check(answers: Path, model: Path, reader: StateReader, head: torch.Tensor, 
     same = end = 0
     for answer in chosen:
         first, end = end + answer.start - 1, end + len(answer.token_ids)
-        rows = np.ascontiguousarray(states[first : end - 1, column : column + len(head)])
-        logits = torch.from_numpy(rows).view(torch.bfloat16).float() @ head
-        decided = _decided(logits, answer, settings)
+        decided = _decided(head.logits(states[first : end - 1]), answer, settings)
         same += int((decided == answer.token_ids[answer.start :]).sum())
     if same < LEAST_SHARE * total:
         raise MismatchError(

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
-from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors, weight_files
+from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors, stored_as_computed, weight_files
 
 SCORES: Final = "lm_head.weight"
 """Rows that score tokens, of a target as of an EAGLE-3 head."""
@@ -38,6 +38,11 @@ class TargetRows:
         """Raises CheckpointError."""
         self.folder = folder
         self.config = ModelConfig.from_folder(folder)
+        form = self.config.form
+        if form.embed_scale != 1 or form.logit_cap:
+            raise CheckpointError(
+                f"{folder}: no heads are trained for a {self.config.family}: it scales embeddings, or bounds logits"
+            )
         names = (_EMBEDDING,) if self.config.tie_word_embeddings else (_EMBEDDING, SCORES)
         found = self._read(names)
         self.embedding = found[_EMBEDDING].to(device, dtype)
@@ -57,7 +62,7 @@ class TargetRows:
 
     def _read(self, names: Collection[str]) -> dict[str, Tensor]:
         """Those of the target's tensors, quantised ones decoded."""
-        if self.config.quantisation is None:
+        if self.config.quantisation is None and stored_as_computed(self.config):
             return read_named(self.folder, names)
         return dict(iterate_tensors(self.folder, self.config, names))
 

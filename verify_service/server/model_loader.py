@@ -121,7 +121,8 @@ def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
 
     size = settings.tensor_parallel_size
     if size == 1:
-        attention = settled_attention(settings.attention, mode=settings.mode)
+        forms = ModelConfig.from_folder(settings.model).attention_forms
+        attention = settled_attention(settings.attention, mode=settings.mode, forms=forms)
         return GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode, attention=attention)
     model, _ = load_shared(settings.model, limits, device=settings.device, mode=settings.mode, size=size)
     return model

@@ -27,7 +27,7 @@ from draft_service.proposers.gpu_common.sampling_slots import (
     is_penalised,
     set_rules,
 )
-from draft_service.proposers.gpu_common.supported_shapes import check_room, check_shapes
+from draft_service.proposers.gpu_common.supported_shapes import check_form, check_room, check_shapes
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.causal_forward import CausalForward
@@ -74,7 +74,8 @@ class GpuDraftModelProposer(DraftModelBase):
     ) -> None:
         """scored: int64, the ids that are scored; None: all. CheckpointError where the device has no room."""
         model = weights.shard.config
-        context = min(model.max_context, config.max_context)
+        # Full attention equals one of windows as long as all positions fit a window.
+        context = min(model.form.window or model.max_context, model.max_context, config.max_context)
         super().__init__(name, model, config, tokenizer_fingerprint, context, scored)
         self._weights = weights
         self.device = str(weights.embedding.device)
@@ -94,6 +95,7 @@ class GpuDraftModelProposer(DraftModelBase):
     ) -> Self:
         """Read a Hugging Face folder. Raises CheckpointError likewise, NoGpuFormError where only the CPU can do it."""
         model, place = ModelConfig.from_folder(folder), torch.device(device)
+        check_form(model)
         check_shapes(
             {"hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size},
             heads=model.num_heads,
@@ -246,9 +248,7 @@ class GpuDraftModelProposer(DraftModelBase):
                 max_sessions=config.max_sessions,
                 chunk=config.chunk or _CHUNK,
             )
-            draft = DraftRound(
-                forward, limits, rope_theta=model.rope_theta, rope_scaling=model.rope_scaling, ops=ops, progress=True
-            )
+            draft = DraftRound(forward, limits, rope=model.rope, ops=ops, progress=True)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         if cuda:

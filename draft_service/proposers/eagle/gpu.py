@@ -64,7 +64,7 @@ class GpuEagleProposer(EagleBase):
         """Raises NoGpuFormError where a GPU cannot draft with the head, CheckpointError where it has no room for it."""
         super().__init__(name, head, config, tokenizer_fingerprint)
         self._eos = tuple(eos_token_ids)
-        self._rope = head.config.rope_theta, head.config.rope_scaling
+        self._rope = head.config.rope
         self._weights = head_weights(head, torch.device(device))
         self.device = self.state_device = str(device)
         self._target_size = self.vocab_size
@@ -280,11 +280,8 @@ class GpuEagleProposer(EagleBase):
             chunk=config.chunk or _CHUNK,
         )
         ops = draft_ops.kernels() if weights.head.is_cuda else draft_ops.twins()
-        theta, scaling = self._rope
         try:
-            draft = DraftRound(
-                EagleForward(weights, ops), limits, rope_theta=theta, rope_scaling=scaling, ops=ops, progress=True
-            )
+            draft = DraftRound(EagleForward(weights, ops), limits, rope=self._rope, ops=ops, progress=True)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         if weights.head.is_cuda:

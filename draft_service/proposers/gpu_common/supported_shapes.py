@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 
 _HEAD_DIMS = (64, 128)
 _MULTIPLE = 16
@@ -37,6 +37,14 @@ def check_shapes(sizes: Mapping[str, int], *, heads: int, kv_heads: int, head_di
     group = heads // kv_heads
     if group > _MOST_GROUP:
         raise NoGpuFormError(f"{group} query heads share a KV head; a GPU takes {_MOST_GROUP} at most")
+
+
+def check_form(model: ModelConfig) -> None:
+    """Raises NoGpuFormError for a model whose layers a round does not compute."""
+    if named := model.form.beyond_qwen:
+        raise NoGpuFormError(f"a {model.family} with {', '.join(named)}: a GPU drafts with none")
+    if model.form.local_rope is not None:
+        raise NoGpuFormError(f"heads of a {model.family} turn in two ways; a GPU drafts with none")
 
 
 def check_room(weights: int, device: torch.device) -> None:

@@ -1,9 +1,6 @@
-"""Rotary position embedding (arXiv 2104.09864) in the half-split layout, with the frequency scaling of Llama 3."""
+"""Rotary position embedding (arXiv 2104.09864) in the half-split layout."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,44 +8,6 @@ import torch
 
 from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.jit.intrinsics import pointer_f32
-
-_TABLE_ROWS = 4096
-"""Positions whose angles are in memory at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Stretching of low frequencies by `factor`, with a linear ramp between the two wavelength limits."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-    def scaled(self, frequency: float) -> float:
-        """The frequency (radians a position) after scaling."""
-        turns = self.original_context * frequency / (2 * math.pi)
-        if turns < self.low_freq_factor:
-            return frequency / self.factor
-        if turns > self.high_freq_factor:
-            return frequency
-        share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        return (1 - share) * frequency / self.factor + share * frequency
-
-
-def rotary_table(
-    positions: int, head_dim: int, theta: float, scaling: Llama3Scaling | None = None
-) -> npt.NDArray[np.float32]:
-    """float32 [positions, head_dim]: cosines of the head_dim / 2 angles, then their sines."""
-    frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-    if scaling is not None:
-        frequencies = [scaling.scaled(frequency) for frequency in frequencies]
-    table, half = np.empty((positions, head_dim), np.float32), head_dim // 2
-    for start in range(0, positions, _TABLE_ROWS):
-        part = table[start : start + _TABLE_ROWS]
-        angles = np.arange(start, start + len(part), dtype=np.float64)[:, None] * np.array(frequencies)
-        part[:, :half], part[:, half:] = np.cos(angles), np.sin(angles)
-    return table
 
 
 @kernel

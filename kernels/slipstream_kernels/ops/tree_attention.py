@@ -8,7 +8,6 @@ the values. Slots that a row does not attend to are never read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,9 @@ from numba import types
 from slipstream_kernels.jit import intrinsics as llvm
 from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.jit.intrinsics import largest, pointer_f32, pointer_i32, total
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.elementary import exp
+from slipstream_kernels.ops.soft_cap import soft_cap
 
 _TOGETHER = 8
 """Positions whose scores are computed side by side."""
@@ -94,37 +95,43 @@ _weighted_sum_1, _weighted_sum_4, _weighted_sum_8 = _weighted_sum(1), _weighted_
 
 @kernel
 def list_slots(
-    page_table: int, page_size: int, prefix_length: int, ancestors: int, num_ancestors: int, slots: int
+    page_table: int, page_size: int, prefix_length: int, ancestors: int, num_ancestors: int, window: int, slots: int
 ) -> int:
-    """Write the slots of a row's positions, in order, and return how many there are.
+    """Write the slots of a row's last `window` positions, of all where it is 0, in order; return how many there are.
 
     Addresses of int32: the line of the page table, the row's ancestor slots, and `slots`, with room for seven more
     entries than positions.
     """
     pages, path, out = pointer_i32(page_table), pointer_i32(ancestors), pointer_i32(slots)
-    position = 0
-    page = 0
+    length = prefix_length + num_ancestors
+    first = max(length - window, 0) if window > 0 else 0
+    position = first
     while position < prefix_length:
-        start = pages[page] * page_size
-        for offset in range(min(page_size, prefix_length - position)):
-            out[position + offset] = start + offset
-        position += page_size
-        page += 1
-    for i in range(num_ancestors):
-        out[prefix_length + i] = path[i]
-    count = prefix_length + num_ancestors
+        page = position // page_size
+        end = min((page + 1) * page_size, prefix_length)
+        start = pages[page] * page_size - page * page_size
+        for place in range(position, end):
+            out[place - first] = start + place
+        position = end
+    for place in range(max(prefix_length, first), length):
+        out[place - first] = path[place - prefix_length]
+    count = length - first
     for i in range(count, (count + _TOGETHER - 1) // _TOGETHER * _TOGETHER):
         out[i] = out[count - 1]
     return count
 
 
 @kernel
-def attend(query: int, keys: int, values: int, slots: int, count: int, head_dim: int, weights: int, out: int) -> None:
-    """One head of one row over the `count` listed slots: out = softmax(q K^T / sqrt(head_dim)) V.
+def attend(
+    query: int, keys: int, values: int, slots: int, count: int, head_dim: int, scale: Any, cap: Any, weights: int,
+    out: int,
+) -> None:  # fmt: skip
+    """One head of one row over the `count` listed slots: out = softmax(scale q K^T) V.
 
-    Addresses: float32 query and out [head_dim]; keys and values [slots, head_dim] of the head; int32 slots from
-    `list_slots`; float32 scratch `weights` with room for `count` rounded up to 16. head_dim is a multiple of 16.
-    A NaN or an infinite score makes all of `out` NaN.
+    Scores s are cap * tanh(s / cap) where `cap` is not 0. Addresses: float32 query and out [head_dim]; keys and values
+    [slots, head_dim] of the head; int32 slots from `list_slots`; float32 scratch `weights` with room for `count`
+    rounded up to 16. scale and cap are float32. head_dim is a multiple of 16. A NaN or an infinite score makes all of
+    `out` NaN; an infinite one does not where there is a cap.
     """
     w = pointer_f32(weights)
     width = (count + 15) // 16 * 16
@@ -134,7 +141,10 @@ def attend(query: int, keys: int, values: int, slots: int, count: int, head_dim:
         _scores_1(query, keys, slots, count, head_dim, weights, 0)
     for i in range(count, width):
         w[i] = -np.inf
-    scale = np.float32(1) / np.float32(math.sqrt(np.float32(head_dim)))
+    if cap > 0:
+        for i in range(count):
+            w[i] = soft_cap(w[i] * scale, cap)
+        scale = np.float32(1)
     peak = largest(weights, width)
     for i in range(count):
         w[i] = exp((w[i] - peak) * scale)
@@ -162,19 +172,24 @@ def _attention(
     q: int, rows: int, heads: int, head_dim: int, keys: int, values: int, kv_heads: int, num_slots: int,
     page_table: npt.NDArray[np.int32], page_lines: npt.NDArray[np.int32], page_size: int,
     prefix_lengths: npt.NDArray[np.int32], ancestors: npt.NDArray[np.int32], num_ancestors: npt.NDArray[np.int32],
-    slots: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], out: int,
+    slots: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], window: int, scale: Any, cap: Any, out: int,
 ) -> None:  # fmt: skip
     for row in range(rows):
         line = page_table.ctypes.data + page_lines[row] * page_table.shape[1] * 4
         path = ancestors.ctypes.data + row * ancestors.shape[1] * 4
-        count = list_slots(line, page_size, prefix_lengths[row], path, num_ancestors[row], slots.ctypes.data)
+        count = list_slots(line, page_size, prefix_lengths[row], path, num_ancestors[row], window, slots.ctypes.data)
         for head in range(heads):
             store = head // (heads // kv_heads) * num_slots * head_dim * 4
             offset = (row * heads + head) * head_dim * 4
             attend(
-                q + offset, keys + store, values + store, slots.ctypes.data, count, head_dim, weights.ctypes.data,
-                out + offset,
+                q + offset, keys + store, values + store, slots.ctypes.data, count, head_dim, scale, cap,
+                weights.ctypes.data, out + offset,
             )  # fmt: skip
+
+
+def float32_scale(form: AttentionForm, head_dim: int) -> np.float32:
+    """What `attend` multiplies products by."""
+    return np.float32(form.scale) if form.scale else np.float32(1) / np.sqrt(np.float32(head_dim))
 
 
 def tree_attention(
@@ -188,6 +203,7 @@ def tree_attention(
     prefix_lengths: npt.NDArray[np.int32],
     ancestor_slots: npt.NDArray[np.int32],
     num_ancestors: npt.NDArray[np.int32],
+    form: AttentionForm = FULL,
 ) -> npt.NDArray[np.float32]:
     """float32 q [rows, heads, head_dim] over keys, values [kv_heads, slots, head_dim]: float32 like q.
 
@@ -201,7 +217,8 @@ def tree_attention(
     _attention(
         q.ctypes.data, rows, heads, head_dim, keys.ctypes.data, values.ctypes.data, kv_heads, num_slots,
         page_table, page_lines, page_size, prefix_lengths, ancestor_slots, num_ancestors,
-        np.empty(room, np.int32), np.empty(room, np.float32), out.ctypes.data,
+        np.empty(room, np.int32), np.empty(room, np.float32), form.window, float32_scale(form, head_dim),
+        np.float32(form.cap), out.ctypes.data,
     )  # fmt: skip
     return out
 
@@ -217,6 +234,7 @@ def tree_attention_reference(
     prefix_lengths: torch.Tensor,
     ancestor_slots: torch.Tensor,
     num_ancestors: torch.Tensor,
+    form: AttentionForm = FULL,
 ) -> torch.Tensor:
     """The same in torch, row by row."""
     groups = q.shape[1] // keys.shape[0]
@@ -225,9 +243,10 @@ def tree_attention_reference(
         positions = torch.arange(int(prefix_lengths[row]))
         pages = page_table[int(page_lines[row]), positions // page_size].long()
         path = ancestor_slots[row, : int(num_ancestors[row])].long()
-        slots = torch.cat([pages * page_size + positions % page_size, path])
+        slots = torch.cat([pages * page_size + positions % page_size, path])[-form.window :]
         k = keys[:, slots].repeat_interleave(groups, 0)
         v = values[:, slots].repeat_interleave(groups, 0)
-        scores = torch.einsum("hd,hpd->hp", q[row], k) / math.sqrt(q.shape[2])
+        scores = torch.einsum("hd,hpd->hp", q[row], k) * form.scale_of(q.shape[2])
+        scores = form.cap * torch.tanh(scores / form.cap) if form.cap else scores
         out[row] = torch.einsum("hp,hpd->hd", scores.softmax(-1), v)
     return out

@@ -83,8 +83,8 @@ def test_the_folder_is_whole_and_says_what_it_is(demo_model, inflated):
     config = ModelConfig.from_folder(inflated)
     source = ModelConfig.from_folder(demo_model)
     assert (config.hidden_size, config.num_layers, config.vocab_size) == (1952, 9, 8208)
-    assert (config.rope_theta, config.rms_norm_eps, config.eos_token_ids) == (
-        source.rope_theta,
+    assert (config.rope, config.rms_norm_eps, config.eos_token_ids) == (
+        source.rope,
         source.rms_norm_eps,
         source.eos_token_ids,
     )

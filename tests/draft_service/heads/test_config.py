@@ -6,6 +6,7 @@ import pytest
 
 from draft_service.heads.config import HeadConfig
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.ops.rope import Rope
 
 LAYER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 96}
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -19,7 +20,7 @@ def read(tmp_path, document):
 def test_defaults(tmp_path):
     config = read(tmp_path, LAYER)
     assert (config.num_layers, config.num_kv_heads, config.head_dim) == (1, 4, 8)
-    assert (config.rms_norm_eps, config.rope_theta, config.rope_scaling) == (1e-6, 10000.0, None)
+    assert (config.rms_norm_eps, config.rope) == (1e-6, Rope(10000.0))
     assert (config.target_hidden_size, config.boundaries, config.speculators) == (32, (), False)
 
 
@@ -31,7 +32,7 @@ def test_nested(tmp_path):
         "target_hidden_size": 48,
     }
     config = read(tmp_path, document)
-    assert (config.hidden_size, config.head_dim, config.rope_theta, config.vocab_size) == (32, 16, 5e5, 96)
+    assert (config.hidden_size, config.head_dim, config.rope, config.vocab_size) == (32, 16, Rope(5e5), 96)
     assert (config.norm_before_residual, config.target_hidden_size, config.speculators) == (True, 48, True)
 
 

@@ -74,7 +74,7 @@ def test_tensors_that_do_not_fit(put, drop, message, folder):
     [
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"hidden_size": None}, "hidden_size"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
         ({"norm_before_fc": True}, "input_norm.weight"),
         ({"fc_norm": True}, "fc_norm.0.weight"),
         ({"vocab_size": 128}, "vocab_size is 128"),

@@ -65,7 +65,7 @@ def test_tensors_that_do_not_fit(name, put, drop, message, tmp_path):
     ("config", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_scaling": {"type": "yarn"}}, "yarn"),
+        ({"rope_scaling": {"type": "mrope"}}, "mrope"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"vocab_size": 128}, "embed_tokens.weight has shape"),
         ({"num_nextn_predict_layers": 3}, "is 3, the folder holds 1"),

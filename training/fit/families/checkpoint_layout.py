@@ -19,7 +19,7 @@ def shape_of(target: ModelConfig, intermediate_size: int) -> ModelShape:
         head_dim=target.head_dim,
         intermediate_size=intermediate_size or target.intermediate_size,
         max_positions=target.max_context,
-        rope_theta=target.rope_theta,
+        rope_theta=target.rope.theta,
         rms_norm_eps=target.rms_norm_eps,
     )
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_form import PLAIN
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from training.common.attention_masks import block_mask, dense_mask
 from training.common.model import CausalLM, initialise
@@ -110,7 +111,8 @@ class DraftModelHead:
 
 def _shape(config: ModelConfig) -> ModelShape:
     """ValueError for a model of another kind."""
-    if config.family != "llama" or not config.tie_word_embeddings or config.rope_scaling is not None:
+    plain = config.family == "llama" and config.form == PLAIN and config.rope.scaling is None
+    if not plain or not config.tie_word_embeddings:
         raise ValueError("start: only Llamas with tied embeddings and plain rotary positions are trained")
     return ModelShape(
         vocab_size=config.vocab_size,
@@ -121,7 +123,7 @@ def _shape(config: ModelConfig) -> ModelShape:
         head_dim=config.head_dim,
         intermediate_size=config.intermediate_size,
         max_positions=config.max_context,
-        rope_theta=config.rope_theta,
+        rope_theta=config.rope.theta,
         rms_norm_eps=config.rms_norm_eps,
     )
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-
-from slipstream_kernels.ops.rotary import Llama3Scaling
 
 MOST_JSON_BYTES = 1 << 26
 """Of a JSON file; the largest index of a public checkpoint has some 2^24."""
@@ -43,6 +41,18 @@ _RANGES = {
     "factor": (1e-3, 1e6),
     "low_freq_factor": (1e-6, 1e6),
     "high_freq_factor": (1e-6, 1e6),
+    "attention_factor": (1e-3, 1e3),
+    "beta_fast": (1e-3, 1e6),
+    "beta_slow": (1e-3, 1e6),
+    "mscale": (1e-3, 1e3),
+    "mscale_all_dim": (1e-3, 1e3),
+    "short_factor": (1e-3, 1e6),
+    "long_factor": (1e-3, 1e6),
+    "partial_rotary_factor": (1e-3, 1.0),
+    "query_pre_attn_scalar": (1e-3, 1e6),
+    "attn_logit_softcapping": (1e-3, 1e6),
+    "final_logit_softcapping": (1e-3, 1e6),
+    "rope_local_base_freq": (1.0, 1e15),
     "logit_scale": (1e-6, 1e6),
 }
 """The least and the greatest value of a number."""
@@ -188,31 +198,25 @@ def token_ids(config: Mapping[str, Any], name: str, vocab_size: int, file: str =
     return tuple(ids)
 
 
-def rope_theta(config: Mapping[str, Any]) -> float:
-    """The base of the rotary frequencies, in either of the places where it may stand. Raises CheckpointError."""
-    return number(config, "rope_theta", number(section(config, "rope_parameters"), "rope_theta", 10000.0))
+def numbers(config: Mapping[str, Any], name: str, count: int) -> tuple[float, ...]:
+    """A list of `count` positive numbers in the range of such a field. Raises CheckpointError."""
+    value = config.get(name)
+    if not isinstance(value, list) or len(value) != count:
+        raise CheckpointError(f"config.json: {name} is {shown(value)}, must be a list of {count} numbers")
+    return tuple(number({name: each}, name) for each in value)
 
 
-def rope_scaling(config: Mapping[str, Any]) -> Llama3Scaling | None:
-    """Llama 3's scaling of rotary frequencies, the only one that is supported. Raises CheckpointError."""
-    for name in ("rope_scaling", "rope_parameters"):
-        inner = section(config, name)
-        kind = inner.get("rope_type") or inner.get("type") or "default"
-        if kind == "llama3":
-            low, high = number(inner, "low_freq_factor"), number(inner, "high_freq_factor")
-            if low >= high:
-                raise CheckpointError(f"config.json: low_freq_factor is {low}, must be below high_freq_factor, {high}")
-            return Llama3Scaling(
-                factor=number(inner, "factor"),
-                low_freq_factor=low,
-                high_freq_factor=high,
-                original_context=size(inner, "original_max_position_embeddings"),
-            )
-        if kind != "default":
-            raise CheckpointError(
-                f"config.json: {name}.rope_type is {shown(kind)}, supported are 'default' and 'llama3'"
-            )
-    return None
+def layer_names(config: Mapping[str, Any], name: str, layers: int, known: Collection[str]) -> tuple[str, ...] | None:
+    """A list of one of `known` for each layer; None where the field is missing or null. Raises CheckpointError."""
+    value = config.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != layers:
+        raise CheckpointError(f"config.json: {name} is {shown(value)}, must be a list of {layers}, one a layer")
+    for each in value:
+        if each not in known:
+            raise CheckpointError(f"config.json: {name} has {shown(each)}, supported are {', '.join(known)}")
+    return tuple(value)
 
 
 def refuse_quantisation(config: Mapping[str, Any]) -> None:

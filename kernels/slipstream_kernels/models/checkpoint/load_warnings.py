@@ -6,10 +6,11 @@ import logging
 from collections import Counter
 from pathlib import Path
 
-from slipstream_kernels.models.checkpoint.config_fields import flag, read_json, size
+from slipstream_kernels.models.checkpoint.config_fields import read_json
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_form import is_tied
 from slipstream_kernels.models.checkpoint.weight_file import open_weights
-from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, used_names, weight_files
+from slipstream_kernels.models.checkpoint.weight_loader import stored_shapes, used_names, weight_files
 
 _log = logging.getLogger(__name__)
 
@@ -27,23 +28,17 @@ def notices(folder: Path, config: ModelConfig) -> list[str]:
     """What there is to say of the model in `folder`, a line each. Raises CheckpointError."""
     fields = read_json(folder / "config.json")
     lines = [] if config.quantisation is None else list(config.quantisation.notices)
-    if flag(fields, "tie_word_embeddings") and not config.tie_word_embeddings:
+    if is_tied(fields) and not config.tie_word_embeddings:
         lines.append("config.json ties lm_head.weight to the embedding, but the folder has another one, which is used")
     if rounded := _rounded(folder, config):
         lines.append(f"{rounded} are rounded to bfloat16, in which weights are held")
-    positions = size(fields, "max_position_embeddings")
-    if config.max_context < positions:
-        lines.append(
-            f"the context is cut from {positions} tokens to {config.max_context}, the sliding window of config.json: "
-            "beyond it attention would not be full"
-        )
     return lines
 
 
 def _rounded(folder: Path, config: ModelConfig) -> str:
     """How many tensors are of which wider types; empty where none is."""
     types: Counter[str] = Counter()
-    held = {name for name, _ in expected_shapes(config)}  # scales keep their types
+    held = {name for name, _ in stored_shapes(config)}  # scales keep their types
     for path in weight_files(folder):
         with open_weights(path) as file:
             names = held.intersection(used_names(config, file.names))

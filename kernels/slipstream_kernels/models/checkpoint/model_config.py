@@ -10,32 +10,34 @@ from typing import Any
 from slipstream_kernels.models.checkpoint.config_fields import (
     CheckpointError,
     count,
-    flag,
     number,
     read_json,
-    rope_scaling,
-    rope_theta,
     shown,
     size,
     text,
     token_ids,
 )
+from slipstream_kernels.models.checkpoint.model_form import FAMILIES, PLAIN, ModelForm, is_tied, read_form
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.quantisation.scheme import Quantisation
+from slipstream_kernels.models.checkpoint.rope_fields import read_rope
 from slipstream_kernels.models.checkpoint.tied_head import has_own_head
-from slipstream_kernels.ops.rotary import Llama3Scaling
+from slipstream_kernels.ops.attention_form import AttentionForm
+from slipstream_kernels.ops.rope import Rope
 
 __all__ = ["FAMILIES", "CheckpointError", "ModelConfig", "read_json"]
 
-FAMILIES = ("llama", "mimo", "mistral", "qwen2", "qwen3")
-_BIASED = ("mimo", "qwen2")
-"""Families whose query, key and value projections have a bias."""
+_HEAD_DIMS = {"gemma2": 256, "gemma3_text": 256}
+"""Of families whose files need not name it, and where it is not the hidden size's share."""
+_BASES = {"gemma3_text": 1e6}
+"""Of rotary frequencies, where the file names none and it is not 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape and constants of a dense decoder of the Llama family. Sizes are in elements, the context in tokens.
+    """Shape and constants of a dense decoder. Sizes are in elements, the context in tokens.
 
+    rope: how heads turn, in the layers that `form` does not say otherwise of.
     tie_word_embeddings: the head is the embedding; not where the folder has another one, whatever config.json says.
     num_mtp_layers: layers that predict further tokens; drafters read them from the same folder, the model never.
     quantisation: which weights are stored in fewer bits; None: none.
@@ -50,24 +52,14 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Llama3Scaling | None
+    rope: Rope
     max_context: int
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     num_mtp_layers: int = 0
     quantisation: Quantisation | None = None
-
-    @property
-    def attention_bias(self) -> bool:
-        """Whether the query, key and value projections have a bias."""
-        return self.family in _BIASED
-
-    @property
-    def head_norms(self) -> bool:
-        """Whether queries and keys are normalised by head."""
-        return self.family == "qwen3"
+    form: ModelForm = PLAIN
 
     @property
     def q_size(self) -> int:
@@ -79,6 +71,33 @@ class ModelConfig:
         """Columns of all key heads, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
+    def rope_of(self, layer: int) -> Rope:
+        """How heads turn in a layer."""
+        local = self.form.local_rope
+        return self.rope if local is None or not self.form.window_layers[layer] else local
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """All ways in which heads turn."""
+        return tuple(dict.fromkeys(map(self.rope_of, range(self.num_layers))))
+
+    @property
+    def layers_of_all_kinds(self) -> int:
+        """So many of the first layers have one of every kind among them."""
+        kinds = self.attention_forms
+        return max(map(kinds.index, kinds)) + 1
+
+    @property
+    def attention_forms(self) -> list[AttentionForm]:
+        """What each layer's attention computes."""
+        return [self.attention_of(layer) for layer in range(self.num_layers)]
+
+    def attention_of(self, layer: int) -> AttentionForm:
+        """What a layer's attention computes."""
+        form = self.form
+        window = form.window if form.window and form.window_layers[layer] else 0
+        return AttentionForm(window, form.attention_scale, form.attention_cap)
+
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
         """Read config.json and, for the ends of text, generation_config.json. Raises CheckpointError.
@@ -89,26 +108,31 @@ class ModelConfig:
         family = text(fields, "model_type")
         if family not in FAMILIES:
             raise CheckpointError(f"config.json: model_type is {shown(family)}, supported are {', '.join(FAMILIES)}")
-        _refuse_variants(fields, family)
         heads, vocab_size = size(fields, "num_attention_heads"), size(fields, "vocab_size")
+        head_dim = size(fields, "head_dim", _HEAD_DIMS.get(family, size(fields, "hidden_size") // heads))
+        layers, context = size(fields, "num_hidden_layers"), size(fields, "max_position_embeddings")
+        types = "full_attention" if family == "gemma3_text" else ""
+        rope = read_rope(
+            fields, head_dim, layers=types, theta=_BASES.get(family, 10000.0), partial=family == "phi3"
+        )  # fmt: skip
         config = cls(
             family=family,
             vocab_size=vocab_size,
             hidden_size=size(fields, "hidden_size"),
             intermediate_size=size(fields, "intermediate_size"),
-            num_layers=size(fields, "num_hidden_layers"),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=size(fields, "num_key_value_heads", heads),
-            head_dim=size(fields, "head_dim", size(fields, "hidden_size") // heads),
+            head_dim=head_dim,
             rms_norm_eps=number(fields, "rms_norm_eps", 1e-6),
-            rope_theta=rope_theta(fields),
-            rope_scaling=rope_scaling(fields),
-            max_context=_context(fields, family),
-            tie_word_embeddings=flag(fields, "tie_word_embeddings") and not has_own_head(folder),
+            rope=rope,
+            max_context=context,
+            tie_word_embeddings=is_tied(fields) and not has_own_head(folder),
             eos_token_ids=_eos_token_ids(folder, fields, vocab_size),
             bos_token_id=next(iter(token_ids(fields, "bos_token_id", vocab_size)), None),
             num_mtp_layers=count(fields, "num_nextn_predict_layers"),
             quantisation=read_quantisation(fields),
+            form=read_form(fields, family, layers, context),
         )
         config._check_shapes()
         return config
@@ -122,24 +146,6 @@ class ModelConfig:
                 f"config.json: num_attention_heads is {self.num_heads}, "
                 f"not a multiple of num_key_value_heads, {self.num_kv_heads}"
             )
-
-
-def _refuse_variants(fields: Mapping[str, Any], family: str) -> None:
-    if fields.get("hidden_act") not in (None, "silu"):
-        raise CheckpointError(f"config.json: hidden_act is {shown(fields['hidden_act'])}, supported is 'silu'")
-    if fields.get("partial_rotary_factor") not in (None, 1):
-        raise CheckpointError(
-            f"config.json: partial_rotary_factor is {shown(fields['partial_rotary_factor'])}, supported is 1"
-        )
-    for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
-        if flag(fields, name) and not (name == "attention_bias" and family in _BIASED):
-            raise CheckpointError(f"config.json: {name} is set, which is not supported")
-
-
-def _context(fields: Mapping[str, Any], family: str) -> int:
-    """Positions the model can use; full attention equals a sliding window as long as all positions fit the window."""
-    context = size(fields, "max_position_embeddings")
-    return min(context, size(fields, "sliding_window", context)) if family == "mistral" else context
 
 
 def _eos_token_ids(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:

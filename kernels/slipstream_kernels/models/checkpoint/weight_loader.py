@@ -15,6 +15,13 @@ from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.quantisation.layouts import StoredTensor, quantised_weight, stored_tensors
 from slipstream_kernels.models.checkpoint.quantisation.scheme import WeightScheme
+from slipstream_kernels.models.checkpoint.tensor_names import (
+    computed,
+    expected_shapes,
+    stored_as_computed,
+    stored_name,
+    stored_shapes,
+)
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
 from slipstream_kernels.models.checkpoint.weight_file import (
     FLOATS,
@@ -35,6 +42,8 @@ __all__ = [
     "load_weights",
     "mtp_prefixes",
     "quantised_elements",
+    "stored_as_computed",
+    "stored_shapes",
     "used_names",
     "weight_bytes",
     "weight_files",
@@ -45,8 +54,6 @@ _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_fre
 _CACHE_SCALES = re.compile(r"model\.layers\.\d+\.self_attn\.([kvq]|prob|[kvq]_proj\.([kvq]|output))_scale")
 """Scales of keys, values and what attention makes of them, which some quantised files hold."""
 _WEIGHT = ".weight"
-_BIASED = ("q_proj", "k_proj", "v_proj")
-"""Modules that have a bias in families with one."""
 _BYTES = FLOATS | INTEGERS | QUANTISED
 
 
@@ -73,30 +80,6 @@ def weight_bytes(folder: Path, config: ModelConfig) -> int:
             for name in set(file.names).difference(used_names(config, file.names)):
                 total -= prod(file.shape(name)) * _BYTES.get(file.dtype(name), 0)
     return total
-
-
-def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of the model, as it is when no weight is quantised."""
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    yield EMBEDDING, (config.vocab_size, hidden)
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (hidden,)
-        yield prefix + "post_attention_layernorm.weight", (hidden,)
-        for name, size in (("q", config.q_size), ("k", config.kv_size), ("v", config.kv_size)):
-            yield f"{prefix}self_attn.{name}_proj.weight", (size, hidden)
-            if config.attention_bias:
-                yield f"{prefix}self_attn.{name}_proj.bias", (size,)
-        if config.head_norms:
-            yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
-            yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
-        yield prefix + "self_attn.o_proj.weight", (hidden, config.q_size)
-        yield prefix + "mlp.gate_proj.weight", (intermediate, hidden)
-        yield prefix + "mlp.up_proj.weight", (intermediate, hidden)
-        yield prefix + "mlp.down_proj.weight", (hidden, intermediate)
-    yield "model.norm.weight", (hidden,)
-    if not config.tie_word_embeddings:
-        yield HEAD, (config.vocab_size, hidden)
 
 
 def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
@@ -129,27 +112,34 @@ def iterate_weights(
 ) -> Iterator[tuple[str, torch.Tensor | QuantisedWeight]]:
     """Name and tensor of all `expected_shapes`, or of `only` these, one after the other: quantised, or in bfloat16.
 
-    Wider types are rounded. Tensors that are not `used_names` are left out. Raises CheckpointError, before any is read,
-    unless names, shapes and types of all others fit exactly; and where a quantised weight's tensors contradict one
-    another.
+    Wider types are rounded; norms' weights that the file has less one are float32. Tensors that are not `used_names`
+    are left out. Raises CheckpointError, before any is read, unless names, shapes and types of all others fit exactly;
+    and where a quantised weight's tensors contradict one another.
     """
     files = weight_files(folder)
     modules = _quantised_modules(config)
     places = _check_headers(folder, config, files, modules)
     of_part = {f"{module.name}.{part}": module for module in modules for part in module.stored}
+    wanted = None
+    if only is not None:
+        wanted = {stored_name(config, name) for name, _ in expected_shapes(config) if name in only}
     done: set[str] = set()
     for path in files:
         with open_weights(path) as file:
             for name in used_names(config, file.names):
                 module = of_part.get(name)
                 whole = name if module is None else module.name + _WEIGHT
-                if whole in done or not (only is None or whole in only):
+                if whole in done or not (wanted is None or whole in wanted):
                     continue
                 done.add(whole)
+                weight: torch.Tensor | QuantisedWeight
                 if module is None:
-                    yield name, file.read(name).to(torch.bfloat16)
+                    weight = file.read(name).to(torch.bfloat16)
                 else:
-                    yield whole, _read_module(module, path, file, places)
+                    weight = _read_module(module, path, file, places)
+                for each, part in computed(config, whole, weight):
+                    if only is None or each in only:
+                        yield each, part
 
 
 def iterate_tensors(
@@ -184,14 +174,15 @@ def _quantised_modules(config: ModelConfig) -> list[_Module]:
     if config.quantisation is None:
         return []
     modules = []
-    for name, shape in expected_shapes(config):
+    shapes = dict(stored_shapes(config))
+    for name, shape in shapes.items():
         module = name.removesuffix(_WEIGHT)
         if len(shape) != 2 or name == EMBEDDING:
             continue
         scheme = config.quantisation.scheme_of(module)
         if scheme is not None:
             stored = dict(stored_tensors(scheme, *shape, module))
-            if scheme.layout in ("awq", "gptq") and not (config.attention_bias and module.endswith(_BIASED)):
+            if scheme.layout in ("awq", "gptq") and f"{module}.bias" not in shapes:
                 stored["bias"] = StoredTensor(tuple(FLOATS), (shape[:1],), optional=True)
             modules.append(_Module(module, *shape, scheme, stored))
     return modules
@@ -223,7 +214,7 @@ def _check_headers(
     """The file of each tensor that is used."""
     quantised = {module.name + _WEIGHT for module in modules}
     expected = {
-        name: StoredTensor(tuple(FLOATS), (shape,)) for name, shape in expected_shapes(config) if name not in quantised
+        name: StoredTensor(tuple(FLOATS), (shape,)) for name, shape in stored_shapes(config) if name not in quantised
     }
     expected |= {f"{module.name}.{part}": tensor for module in modules for part, tensor in module.stored.items()}
     places: dict[str, Path] = {}

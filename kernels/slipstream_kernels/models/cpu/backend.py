@@ -18,11 +18,13 @@ from slipstream_kernels.jit.intrinsics import address_f32, address_i32, address_
 from slipstream_kernels.jit.threads import COUNTER_BYTES, Team
 from slipstream_kernels.models.capture_layers import Capture
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_form import ModelForm
 from slipstream_kernels.models.cpu.forward import ARGS, OTHER_PHASES, PHASES_PER_LAYER, forward_job
 from slipstream_kernels.models.cpu.packed_weights import Weight, pack_weights
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.linear import padded
+from slipstream_kernels.ops.tree_attention import float32_scale
 
 Array = npt.NDArray[np.generic]
 
@@ -77,6 +79,8 @@ class CpuBackend:
         self._set({name: array.ctypes.data for name, array in self._weights.arrays.items()})
         self._set({"decode_room": self._room.ctypes.data, "decode_stride": self._weights.room})
         self._args["eps"] = config.rms_norm_eps
+        for name, number in _numbers(config).items():
+            self._args[name] = number
 
     def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
         """See `CausalLM.forward`."""
@@ -124,6 +128,7 @@ class CpuBackend:
         config, room = self._config, _slots_room(self._config)
         widths = {
             "x": padded(config.hidden_size),
+            "branch": padded(config.hidden_size) if _has_branch(config.form) else 0,
             "normed": config.hidden_size,
             "qkv_out": padded(config.q_size + 2 * config.kv_size),
             "attended": config.q_size,
@@ -166,7 +171,23 @@ def _sizes(config: ModelConfig, entries: int) -> dict[str, int]:
         "qkv_stride": padded(config.q_size + 2 * config.kv_size),
         "vocab_stride": padded(entries),
         "slots_room": _slots_room(config),
+        "gelu": config.form.activation == "gelu_tanh",
     }
+
+
+def _numbers(config: ModelConfig) -> dict[str, np.float32]:
+    form, attention = config.form, config.attention_of(0)
+    return {
+        "embed_scale": np.float32(form.embed_scale),
+        "attention_scale": float32_scale(attention, config.head_dim),
+        "attention_cap": np.float32(attention.cap),
+        "logit_cap": np.float32(form.logit_cap),
+    }
+
+
+def _has_branch(form: ModelForm) -> bool:
+    """Whether what a layer adds to the residual stream is added in a phase of its own."""
+    return form.branch_norms or form.output_bias or form.mlp_bias
 
 
 def _slots_room(config: ModelConfig) -> int:

@@ -97,7 +97,7 @@ def _check_memory(path: Path, config: ModelConfig) -> None:
     """
     weights, table = (
         weight_bytes(path, config) + 2 * quantised_elements(config),
-        4 * config.max_context * config.head_dim,
+        4 * len(config.ropes) * config.max_context * config.head_dim,
     )
     room = available_bytes()
     if weights + table > room:

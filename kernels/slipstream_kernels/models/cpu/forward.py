@@ -9,28 +9,35 @@ import numpy as np
 from slipstream_kernels.jit.compiler import Job, kernel
 from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_i32, pointer_u16, pointer_u32, record_at, widened
 from slipstream_kernels.jit.threads import claim, complete, finish
+from slipstream_kernels.ops.gelu_mul import gelu_mul_row
 from slipstream_kernels.ops.linear import linear_tasks
 from slipstream_kernels.ops.quantised_linear import weight_task
 from slipstream_kernels.ops.rms_norm import rms_norm_row
 from slipstream_kernels.ops.rotary import rotate_head
 from slipstream_kernels.ops.silu_mul import silu_mul_row
+from slipstream_kernels.ops.soft_cap import soft_cap_row
 from slipstream_kernels.ops.tree_attention import attend, list_slots
 
 SIZES = (
     "hidden", "hidden_stride", "intermediate", "gate_up_stride", "layers", "heads", "kv_heads", "head_dim",
-    "qkv_stride", "vocab_stride", "slots_room",
+    "qkv_stride", "vocab_stride", "slots_room", "gelu",
 )  # fmt: skip
-"""Counts in elements; a stride is a row's width padded to whole blocks of the layer that writes it."""
+"""Counts in elements; a stride is a row's width padded to whole blocks of the layer that writes it. gelu: 1 where a
+gate is passed through GELU, 0 for SiLU."""
 WEIGHTS = (
     "embedding", "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "post_norm", "gate_up", "down", "final_norm",
-    "head", "zeros", "rotary",
+    "head", "zeros", "layer_forms", "o_bias", "gate_up_bias", "down_bias", "attention_norm", "mlp_norm",
 )  # fmt: skip
-"""Addresses; weights of all layers lie one after the other. q_norm is 0 where heads are not normalised. Of qkv, o,
-gate_up, down and head it is that of a `MATRIX` for each layer."""
+"""Addresses; weights of all layers lie one after the other. Those of biases and norms that a model has not are 0:
+q_norm and k_norm of heads, attention_norm and mlp_norm of what is added to the residual stream. Of qkv, o, gate_up,
+down and head it is that of a `MATRIX` for each layer, of layer_forms that of a `LAYER_FORM`."""
 MATRIX = np.dtype([(name, np.int64) for name in ("kind", "weight", "scales", "zeros", "group")])
 """kind: 0 of a bfloat16 weight, else one of `quantised_linear.KINDS`; addresses of its arrays; its group."""
-BUFFERS = ("x", "normed", "qkv_out", "attended", "gate_up_out", "activated", "scratch", "board")
-"""Addresses of float32 [rows, stride] buffers, of each thread's slots and weights, and of the phases' counters."""
+LAYER_FORM = np.dtype([(name, np.int64) for name in ("rotary", "window")])
+"""The address of a layer's rotary table, and how many positions its rows see; 0: all."""
+BUFFERS = ("x", "branch", "normed", "qkv_out", "attended", "gate_up_out", "activated", "scratch", "board")
+"""Addresses of float32 [rows, stride] buffers, of each thread's slots and weights, and of the phases' counters. branch
+is what attention or feed-forward layer add to x, where it is not added at once."""
 ROOM = ("decode_room", "decode_stride")
 """Address of the threads' room for decoded weights, and the bytes of each."""
 CACHE = ("keys", "values", "num_slots", "page_size")
@@ -42,17 +49,27 @@ PLAN = (
 CAPTURE = ("states", "states_stride", "state_columns")
 """Address of bfloat16 [rows, states_stride], 0 where no boundary's states are wanted, and of the columns of each."""
 
+NUMBERS = ("embed_scale", "attention_scale", "attention_cap", "logit_cap")
+"""float32: the factors of embeddings and of scores, and the soft bounds of scores and logits; 0: none."""
+
 ARGS = np.dtype(
-    [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + ROOM + CACHE + PLAN + CAPTURE] + [("eps", np.float64)]
+    [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + ROOM + CACHE + PLAN + CAPTURE]
+    + [("eps", np.float64)]
+    + [(name, np.float32) for name in NUMBERS]
 )
 """Arguments of the forward job."""
 
-PHASES_PER_LAYER = 9
-OTHER_PHASES = 5
-"""The tickets of the threads, the embedding, the capture behind the last layer, the final norm and the head."""
+PHASES_PER_LAYER = 11
+OTHER_PHASES = 6
+"""The tickets of the threads, the embedding, the capture behind the last layer, the final norm, the head, its bound."""
+
+_CAPPED = 4096
+"""Logits of a task that bounds them."""
 
 _args_at = record_at(ARGS)
 _matrix_at = record_at(MATRIX)
+_form_at = record_at(LAYER_FORM)
+_FORM_BYTES = LAYER_FORM.itemsize
 _MATRIX_BYTES = MATRIX.itemsize
 
 
@@ -64,7 +81,7 @@ def _embed(a: Any, phase: int) -> None:
         source = pointer_u16(a.embedding + token * a.hidden * 2)
         target = pointer_f32(a.x + row * a.hidden_stride * 4)
         for i in range(a.hidden):
-            target[i] = widened(source[i])
+            target[i] = widened(source[i]) * a.embed_scale
         for i in range(a.hidden, a.hidden_stride):
             target[i] = np.float32(0)
         finish(a.board, phase)
@@ -134,7 +151,7 @@ def _linear(
 def _place_row(a: Any, layer: int, row: int) -> None:
     """Normalise and rotate a row's queries and keys, and write keys and values to its slot."""
     size = a.head_dim * 4
-    table = a.rotary + pointer_i32(a.positions)[row] * size
+    table = _form_at(a.layer_forms + layer * _FORM_BYTES).rotary + pointer_i32(a.positions)[row] * size
     slot = pointer_i32(a.write_slots)[row]
     q = a.qkv_out + row * a.qkv_stride * 4
     k = q + a.heads * size
@@ -168,17 +185,21 @@ def _attention(a: Any, phase: int, layer: int, scratch: int) -> None:
     """A task is one head of one row. `scratch`: int32 slots, then float32 weights, slots_room of each."""
     tasks = a.rows * a.heads
     size = a.head_dim * 4
+    window = _form_at(a.layer_forms + layer * _FORM_BYTES).window
     task = claim(a.board, phase)
     while task < tasks:
         row, head = task // a.heads, task % a.heads
         line = a.page_table + pointer_i32(a.page_lines)[row] * a.pages * 4
         path = a.ancestor_slots + row * a.ancestor_width * 4
         prefix, ancestors = pointer_i32(a.prefix_lengths)[row], pointer_i32(a.num_ancestors)[row]
-        count = list_slots(line, a.page_size, prefix, path, ancestors, scratch)
+        count = list_slots(line, a.page_size, prefix, path, ancestors, window, scratch)
         store = (layer * a.kv_heads + head // (a.heads // a.kv_heads)) * a.num_slots * size
         query = a.qkv_out + (row * a.qkv_stride + head * a.head_dim) * 4
         out = a.attended + (row * a.heads + head) * size
-        attend(query, a.keys + store, a.values + store, scratch, count, a.head_dim, scratch + a.slots_room * 4, out)
+        attend(
+            query, a.keys + store, a.values + store, scratch, count, a.head_dim, a.attention_scale, a.attention_cap,
+            scratch + a.slots_room * 4, out,
+        )  # fmt: skip
         finish(a.board, phase)
         task = claim(a.board, phase)
     complete(a.board, phase, tasks)
@@ -189,7 +210,11 @@ def _activate(a: Any, phase: int) -> None:
     row = claim(a.board, phase)
     while row < a.rows:
         gate = a.gate_up_out + row * a.gate_up_stride * 4
-        silu_mul_row(gate, gate + a.intermediate * 4, a.intermediate, a.activated + row * a.intermediate * 4)
+        up, out = gate + a.intermediate * 4, a.activated + row * a.intermediate * 4
+        if a.gelu:
+            gelu_mul_row(gate, up, a.intermediate, out)
+        else:
+            silu_mul_row(gate, up, a.intermediate, out)
         finish(a.board, phase)
         row = claim(a.board, phase)
     complete(a.board, phase, a.rows)
@@ -228,20 +253,60 @@ def _final_norm(a: Any, phase: int) -> None:
 
 
 @kernel
+def _bound_logits(a: Any, phase: int) -> None:
+    if a.logit_cap == 0:
+        return
+    parts = (a.vocab_stride + _CAPPED - 1) // _CAPPED
+    task = claim(a.board, phase)
+    while task < a.num_logit_rows * parts:
+        start = task % parts * _CAPPED
+        row = a.logits + (task // parts * a.vocab_stride + start) * 4
+        soft_cap_row(row, min(a.vocab_stride - start, _CAPPED), a.logit_cap)
+        finish(a.board, phase)
+        task = claim(a.board, phase)
+    complete(a.board, phase, a.num_logit_rows * parts)
+
+
+@kernel
+def _add(
+    a: Any, phase: int, layer: int, inputs: int, size: int, matrix: int, bias: int, norm: int, room: int
+) -> None:  # fmt: skip
+    """Add a projection of `inputs`, with its bias and its norm if there are any, to the residual stream: two phases."""
+    stride = a.hidden_stride
+    if bias == 0 and norm == 0:
+        _linear(a, phase, inputs, a.rows, size, matrix, a.x, stride, a.x, stride, room)
+        return
+    addend = bias + layer * stride * 4 if bias != 0 else a.zeros
+    _linear(a, phase, inputs, a.rows, size, matrix, a.branch, stride, addend, 0, room)
+    phase += 1
+    row = claim(a.board, phase)
+    while row < a.rows:
+        source = a.branch + row * stride * 4
+        if norm != 0:
+            rms_norm_row(source, norm + layer * a.hidden * 4, a.hidden, a.eps, source)
+        branch, x = pointer_f32(source), pointer_f32(a.x + row * stride * 4)
+        for i in range(a.hidden):
+            x[i] += branch[i]
+        finish(a.board, phase)
+        row = claim(a.board, phase)
+    complete(a.board, phase, a.rows)
+
+
+@kernel
 def _layer(a: Any, phase: int, layer: int, scratch: int, room: int) -> None:
     hidden, q_size, at = a.hidden, a.heads * a.head_dim, layer * _MATRIX_BYTES
     bias = a.qkv_bias + layer * a.qkv_stride * 4 if a.qkv_bias != 0 else a.zeros
+    mlp_bias = a.gate_up_bias + layer * a.gate_up_stride * 4 if a.gate_up_bias != 0 else a.zeros
 
     _norm(a, phase, a.input_norm + layer * hidden * 4, layer)
     _linear(a, phase + 1, a.normed, a.rows, hidden, a.qkv + at, a.qkv_out, a.qkv_stride, bias, 0, room)
     _place(a, phase + 2, layer)
     _attention(a, phase + 3, layer, scratch)
-    _linear(a, phase + 4, a.attended, a.rows, q_size, a.o + at, a.x, a.hidden_stride, a.x, a.hidden_stride, room)
-    _norm(a, phase + 5, a.post_norm + layer * hidden * 4, -1)
-    _linear(a, phase + 6, a.normed, a.rows, hidden, a.gate_up + at, a.gate_up_out, a.gate_up_stride, a.zeros, 0, room)
-    _activate(a, phase + 7)
-    stride = a.hidden_stride
-    _linear(a, phase + 8, a.activated, a.rows, a.intermediate, a.down + at, a.x, stride, a.x, stride, room)
+    _add(a, phase + 4, layer, a.attended, q_size, a.o + at, a.o_bias, a.attention_norm, room)
+    _norm(a, phase + 6, a.post_norm + layer * hidden * 4, -1)
+    _linear(a, phase + 7, a.normed, a.rows, hidden, a.gate_up + at, a.gate_up_out, a.gate_up_stride, mlp_bias, 0, room)
+    _activate(a, phase + 8)
+    _add(a, phase + 9, layer, a.activated, a.intermediate, a.down + at, a.down_bias, a.mlp_norm, room)
 
 
 def _forward(args: int) -> None:
@@ -257,6 +322,7 @@ def _forward(args: int) -> None:
     _capture_last(a, phase)
     _final_norm(a, phase + 1)
     _linear(a, phase + 2, a.normed, a.num_logit_rows, a.hidden, a.head, a.logits, a.vocab_stride, a.zeros, 0, room)
+    _bound_logits(a, phase + 3)
 
 
 forward_job = Job(_forward)

@@ -12,11 +12,11 @@ import torch
 
 from slipstream_kernels.jit.arrays import aligned
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from slipstream_kernels.models.cpu.forward import MATRIX
+from slipstream_kernels.models.cpu.forward import LAYER_FORM, MATRIX
 from slipstream_kernels.ops.linear import pack_weight, padded
 from slipstream_kernels.ops.quantised_linear import PackedWeight, can_pack, pack_quantised, room_bytes
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode, stacked
-from slipstream_kernels.ops.rotary import rotary_table
+from slipstream_kernels.ops.rope import Rope
 
 Array = npt.NDArray[np.generic]
 Weight = torch.Tensor | QuantisedWeight
@@ -31,13 +31,14 @@ class PackedWeights:
 
     arrays: Mapping[str, Array]
     matrices: Sequence[_Packed]
-    """What the records among `arrays` point to."""
+    tables: Sequence[Array]
+    """What the records among `arrays` point to: weights, and rotary tables."""
     room: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights and tables."""
-        return sum(each.nbytes for each in (*self.arrays.values(), *self.matrices))
+        return sum(each.nbytes for each in (*self.arrays.values(), *self.matrices, *self.tables))
 
 
 def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: torch.Tensor | None) -> PackedWeights:
@@ -63,25 +64,50 @@ def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: tor
         "down": _matrices(of_layers("mlp.down_proj.weight")),
         "head": _matrices([[head]]),
     }
+    form = config.form
     widths = (config.hidden_size, config.q_size + 2 * config.kv_size, 2 * config.intermediate_size, head.shape[0])
     arrays: dict[str, Array] = {
         "embedding": embedding.view(torch.uint16).numpy(),
         "input_norm": vectors("input_layernorm.weight"),
-        "post_norm": vectors("post_attention_layernorm.weight"),
+        "post_norm": vectors(
+            "pre_feedforward_layernorm.weight" if form.branch_norms else "post_attention_layernorm.weight"
+        ),
         "final_norm": _dense(weights["model.norm.weight"]).float().numpy(),
         "zeros": np.zeros(max(map(padded, widths)), np.float32),
-        "rotary": rotary_table(config.max_context, config.head_dim, config.rope_theta, config.rope_scaling),
         **{name: _records(packed) for name, packed in matrices.items()},
     }
-    if config.attention_bias:
-        bias = vectors(*(f"{name}.bias" for name in qkv))
-        arrays["qkv_bias"] = np.pad(bias, ((0, 0), (0, padded(bias.shape[1]) - bias.shape[1])))
-    if config.head_norms:
+    for name, has, modules in (
+        ("qkv_bias", form.qkv_bias, qkv),
+        ("o_bias", form.output_bias, ["self_attn.o_proj"]),
+        ("gate_up_bias", form.mlp_bias, ["mlp.gate_proj", "mlp.up_proj"]),
+        ("down_bias", form.mlp_bias, ["mlp.down_proj"]),
+    ):
+        if has:
+            bias = vectors(*(f"{module}.bias" for module in modules))
+            arrays[name] = np.pad(bias, ((0, 0), (0, padded(bias.shape[1]) - bias.shape[1])))
+    if form.head_norms:
         arrays |= {name: vectors(f"self_attn.{name}.weight") for name in ("q_norm", "k_norm")}
+    if form.branch_norms:
+        arrays["attention_norm"] = vectors("post_attention_layernorm.weight")
+        arrays["mlp_norm"] = vectors("post_feedforward_layernorm.weight")
+    tables = _rotary_tables(config)
+    arrays["layer_forms"] = _layer_forms(config, tables)
     every = [packed for each in matrices.values() for packed in each]
     quantised = any(isinstance(packed, PackedWeight) for packed in every)
     widest = max(config.hidden_size, config.q_size, config.intermediate_size)
-    return PackedWeights(arrays, every, room_bytes(widest) if quantised else 0)
+    return PackedWeights(arrays, every, tuple(tables.values()), room_bytes(widest) if quantised else 0)
+
+
+def _rotary_tables(config: ModelConfig) -> dict[Rope, Array]:
+    return {rope: rope.table(config.max_context, config.head_dim) for rope in config.ropes}
+
+
+def _layer_forms(config: ModelConfig, tables: Mapping[Rope, Array]) -> Array:
+    forms = np.zeros(config.num_layers, LAYER_FORM)
+    for layer, form in enumerate(forms):
+        form["rotary"] = tables[config.rope_of(layer)].ctypes.data
+        form["window"] = config.attention_of(layer).window
+    return forms
 
 
 def _dense(weight: Weight) -> torch.Tensor:

@@ -40,7 +40,6 @@ from slipstream_kernels.models.gpu.ranks.shard import shard_of
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
-from slipstream_kernels.ops.rotary import rotary_table
 
 __all__ = ["GpuLimits", "GpuModel", "MaskedRows", "PassHandle", "PassPlan"]
 
@@ -90,10 +89,10 @@ class GpuModel:
                 limits.max_decode_rows, self.config.vocab_size, dtype=torch.float32, device=device
             )
             self.kv = self._allocate_kv()
-            table = rotary_table(
-                limits.max_context, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling
-            )
-            rotary = torch.from_numpy(table).to(device)
+            rotary = {
+                rope: torch.from_numpy(rope.table(limits.max_context, self.config.head_dim)).to(device)
+                for rope in self.config.ropes
+            }
             words = max(self._layout(bucket).max_words for bucket in self._buckets.all())
             self._plan = torch.zeros(words, dtype=torch.int32, device=device)
             if ops is None:
@@ -106,7 +105,8 @@ class GpuModel:
             self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
             self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)
         self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device)
-        self._graphs = GraphRunner[Bucket](self._run, lambda bucket: self._run(bucket, layers=2), timed=device)
+        meeting = max(2, self.config.layers_of_all_kinds)
+        self._graphs = GraphRunner[Bucket](self._run, lambda bucket: self._run(bucket, layers=meeting), timed=device)
         self._outcome_selector = OutcomeSelector(self._forward, self._layout, self._plan)
         self._recent: deque[PassHandle] = deque(maxlen=2)
         self._readers: list[torch.cuda.Event] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.gpu.batch.buckets import buckets_of
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
@@ -20,6 +21,7 @@ from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateS
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.attention_state import HEAD_DIMS
 
 _GRAPH_BYTES = 8 << 20
 """What a captured graph takes of the device's memory, at most."""
@@ -84,7 +86,9 @@ def resolved_limits(
 
     Raises ValueError for limits that do not fit the model, OutOfDeviceMemoryError.
     """
-    longest = shard.config.max_context
+    head_dim, longest = shard.config.head_dim, shard.config.max_context
+    if device.type == "cuda" and head_dim not in HEAD_DIMS:
+        raise CheckpointError(f"head_dim is {head_dim}; a GPU takes {' and '.join(map(str, HEAD_DIMS))}")
     if limits.max_context > longest:
         raise ValueError(f"max_context is {limits.max_context}, the model's is {longest}")
     limits = replace(limits, max_context=limits.max_context or longest)
@@ -124,7 +128,7 @@ def plan_memory(
     buffers = BufferPool(shard, limits, "meta", library=mode == "fast").nbytes
     # As `GpuModel` keeps them: beside the last pass's logits those of the one before it.
     kept_logits = 4 * limits.max_decode_rows * shard.config.vocab_size
-    rotary = 4 * limits.max_context * shard.config.head_dim
+    rotary = 4 * len(shard.config.ropes) * limits.max_context * shard.config.head_dim
     plan = GpuMemoryPlan(
         num_pages=limits.num_pages,
         weights=weight_bytes(shard),

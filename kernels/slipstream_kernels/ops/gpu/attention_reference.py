@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
+
 
 def committed_slots(page_table: torch.Tensor, page_size: int, line: int, begin: int, end: int) -> torch.Tensor:
     """int64 slots of positions begin .. end - 1 of a line of the page table."""
@@ -13,12 +15,17 @@ def committed_slots(page_table: torch.Tensor, page_size: int, line: int, begin: 
     return page_table[line, positions // page_size].long() * page_size + positions % page_size
 
 
-def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """float64 [heads, head_dim]: softmax(query K^T / sqrt(head_dim)) V over `slots` in order.
+def attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, form: AttentionForm = FULL
+) -> torch.Tensor:
+    """float64 [heads, head_dim]: softmax(query K^T / sqrt(head_dim)) V, or what `form` says, over `slots` in order.
 
     query [heads, head_dim], keys and values [kv_heads, slots, head_dim]. A function of the vectors it reads alone.
     """
     heads, head_dim = query.shape
     grouped = query.double().view(len(keys), -1, head_dim)
-    scores = grouped @ keys[:, slots].double().transpose(1, 2) / math.sqrt(head_dim)
+    slots = slots[-form.window :]
+    scores = grouped @ keys[:, slots].double().transpose(1, 2)
+    scores = scores * form.scale if form.scale else scores / math.sqrt(head_dim)
+    scores = form.cap * torch.tanh(scores / form.cap) if form.cap else scores
     return (scores.softmax(-1) @ values[:, slots].double()).view(heads, head_dim)

@@ -19,9 +19,15 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.launch import dot
+from slipstream_kernels.ops.gpu.position_splits import BLOCK
 from slipstream_kernels.ops.gpu.rounding import rounded
+from slipstream_kernels.ops.gpu.soft_cap import tanh
 
+_BLOCK = tl.constexpr(BLOCK)
+HEAD_DIMS = (64, 128)
+"""Elements of a head that the kernels are made for."""
 _COLUMNS_OF_A_WARP = 16
 
 NO_PEAK = tl.constexpr(-1e30)
@@ -34,9 +40,16 @@ def warps_of(columns: int) -> int:
     return columns // _COLUMNS_OF_A_WARP
 
 
-def score_scale(head_dim: int) -> float:
-    """What a product of query and key is multiplied by: softmax's 1 / sqrt(head_dim), in units of log2."""
-    return math.log2(math.e) / math.sqrt(head_dim)
+def score_scale(head_dim: int, form: AttentionForm = FULL) -> float:
+    """What `block_products` are multiplied by: softmax's 1 / sqrt(head_dim), or what `form` says, in units of log2."""
+    if form.cap:
+        return math.log2(math.e) * form.cap
+    return math.log2(math.e) * form.scale if form.scale else math.log2(math.e) / math.sqrt(head_dim)
+
+
+def cap_scale(head_dim: int, form: AttentionForm) -> float:
+    """CAP of `block_products`: what products are multiplied by before the tanh; 0: there is none."""
+    return form.scale_of(head_dim) / form.cap if form.cap else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,7 @@ def attention_partials(
 def check_layout(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, page_table: torch.Tensor) -> None:
     """Fail where tensors are not laid out as all attention kernels read them."""
     head_dim = q.shape[2]
-    assert head_dim in {64, 128}
+    assert head_dim in HEAD_DIMS
     assert q.is_contiguous()
     assert keys.shape[2] == head_dim
     assert keys.stride()[1:] == (head_dim, 1)
@@ -88,15 +101,37 @@ def empty_state(COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr) -> tuple[tl.tenso
 
 
 @triton.jit
-def block_products(query: tl.tensor, key: tl.tensor) -> tl.tensor:
-    """float32 [columns, BLOCK]: products of bf16 query [columns, head_dim] and key [BLOCK, head_dim]."""
-    return dot(query, tl.trans(key), tl.zeros((query.shape[0], key.shape[0]), tl.float32))
+def block_products(query: tl.tensor, key: tl.tensor, CAP: tl.constexpr = 0.0) -> tl.tensor:
+    """float32 [columns, BLOCK]: products of bf16 query [columns, head_dim] and key [BLOCK, head_dim].
+
+    Where CAP is not 0, tanh(CAP * product).
+    """
+    products = dot(query, tl.trans(key), tl.zeros((query.shape[0], key.shape[0]), tl.float32))
+    if CAP != 0:
+        products = tanh(products * CAP)
+    return products
 
 
 @triton.jit
-def block_peak(products: tl.tensor, SCALE: tl.constexpr) -> tl.tensor:
-    """float32 [columns]: peak of a block whose products are [columns, BLOCK]."""
-    return tl.ceil(tl.max(products, 1) * SCALE)
+def block_peak(products: tl.tensor, SCALE: tl.constexpr, WINDOW: tl.constexpr = 0) -> tl.tensor:
+    """float32 [columns]: peak of a block whose products are [columns, BLOCK]; where WINDOW all may be masked."""
+    peak = tl.ceil(tl.max(products, 1) * SCALE)
+    return tl.maximum(peak, NO_PEAK) if WINDOW else peak
+
+
+@triton.jit
+def window_start(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+    """First position of the block that holds the first one which a row at `position` sees."""
+    return tl.maximum(position + 1 - WINDOW, 0) // _BLOCK * _BLOCK
+
+
+@triton.jit
+def within(products: tl.tensor, position: tl.tensor, own: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+    """products [columns, BLOCK], -inf where a column at position `own` does not see `position`.
+
+    A block that a column sees nothing of leaves its state as it is: which blocks a program reads changes no bit.
+    """
+    return tl.where(position[None, :] > own[:, None] - WINDOW, products, float("-inf"))
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.rounding import rounded
 
 _BLOCK = 2048
 
@@ -22,6 +23,7 @@ def _embed(
     VOCAB: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    SCALE: tl.constexpr,
 ) -> None:
     release_next()
     wait_for_previous()
@@ -36,6 +38,8 @@ def _embed(
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
     inside = columns < HIDDEN
     values = tl.load(table + token.to(tl.int64) * HIDDEN + columns, mask=inside)
+    if SCALE != 1:
+        values = rounded(values.to(tl.float32) * SCALE, tl.bfloat16)
     tl.store(out + row.to(tl.int64) * HIDDEN + columns, values, mask=inside)
 
 
@@ -46,8 +50,9 @@ def embed(
     table: torch.Tensor,
     out: torch.Tensor,
     resolved_ids: torch.Tensor,
+    scale: float = 1.0,
 ) -> None:
-    """Look up the embedding of every row's token.
+    """Look up the embedding of every row's token, and multiply it by `scale`.
 
     Inputs: int32 token_ids [rows], where -1 stands for `last_tokens[line]`; int32 lines [rows], read where the token
     is -1; int32 last_tokens [lines]; bfloat16 table [vocab, hidden]. Outputs: bfloat16 out [rows, hidden] and int32
@@ -67,6 +72,7 @@ def embed(
         VOCAB=vocab,
         HIDDEN=hidden,
         BLOCK=block,
+        SCALE=scale,
     )
 
 
@@ -77,9 +83,10 @@ def embed_reference(
     table: torch.Tensor,
     out: torch.Tensor,
     resolved_ids: torch.Tensor,
+    scale: float = 1.0,
 ) -> None:
     """The same in torch."""
     unknown = token_ids < 0
     known = torch.where(unknown, last_tokens[torch.where(unknown, lines, 0).long()], token_ids)
     resolved_ids.copy_(known.clamp(0, len(table) - 1))
-    out.copy_(table[resolved_ids.long()])
+    out.copy_(table[resolved_ids.long()].float() * scale)

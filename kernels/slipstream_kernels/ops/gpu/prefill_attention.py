@@ -9,11 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
     add_block,
     block_peak,
     block_products,
+    cap_scale,
     check_layout,
     empty_state,
     fold,
@@ -23,6 +25,8 @@ from slipstream_kernels.ops.gpu.attention_state import (
     raised,
     score_scale,
     warps_of,
+    window_start,
+    within,
 )
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound
@@ -56,6 +60,8 @@ def _prefill_attention(
     COLUMNS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """One tile's heads of one KV head a program. The own block is the last of the loop, so that it is fetched ahead."""
@@ -78,24 +84,31 @@ def _prefill_attention(
     full = first_position // _BLOCK * _BLOCK
     last = first_position + rows - 1
     own = first_position + tl.arange(0, COLUMNS) // GROUP
-    for start in tl.range(0, full + _BLOCK, _BLOCK, num_stages=STAGES):
+    begin = 0
+    if WINDOW:
+        begin = window_start(first_position, WINDOW)
+    for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
         position = start + tl.arange(0, _BLOCK)
         # Positions behind the tile's last are read as that one: no weight is given to them.
         slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
         key = load_rows(keys, slots, HEAD_DIM)
         value = load_rows(values, slots, HEAD_DIM)
-        products = block_products(query, key)
+        products = block_products(query, key, CAP)
+        if WINDOW:
+            products = within(products, position, own, WINDOW)
         # The branch needs the products, so that the last block's values are still being summed while they are computed.
         if is_split_bound(start) | (start == full):
             total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
             products = tl.where(position[None, :] <= own[:, None], products, float("-inf"))
-            m, l, o = block_peak(products, SCALE), tl.zeros_like(l), tl.zeros_like(o)
+            m, l, o = block_peak(products, SCALE, WINDOW), tl.zeros_like(l), tl.zeros_like(o)
         else:
             m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
         l, o = add_block(m, l, o, products, value, SCALE)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM
     elements = offset[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    if WINDOW:
+        total_l = tl.where(used, total_l, 1.0)
     result = rounded(total_o / total_l[:, None], tl.bfloat16)
     tl.store(out + first + elements, result, mask=used[:, None])
 
@@ -129,6 +142,7 @@ def prefill_attention(
     *,
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,
+    form: AttentionForm = FULL,
 ) -> None:
     """out[row] = softmax(q K^T / sqrt(head_dim)) V of the tiles' rows over their positions and all before them.
 
@@ -157,7 +171,9 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         COLUMNS=columns,
         PAGE_SIZE=page_size,
-        SCALE=score_scale(head_dim),
+        SCALE=score_scale(head_dim, form),
+        CAP=cap_scale(head_dim, form),
+        WINDOW=form.window,
         STAGES=stages,
         warps=warps_of(columns),
     )
@@ -174,10 +190,11 @@ def prefill_attention_reference(
     *,
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,  # noqa: ARG001  a twin takes what its kernel takes
+    form: AttentionForm = FULL,
 ) -> None:
     """The same in torch, in float64, row by row."""
     for first_row, rows, line, first_position in tiles.tolist():
         assert rows * (q.shape[1] // len(keys)) <= columns
         slots = committed_slots(page_table, page_size, line, 0, first_position + rows)
         for i in range(rows):
-            out[first_row + i] = attend(q[first_row + i], keys, values, slots[: first_position + i + 1])
+            out[first_row + i] = attend(q[first_row + i], keys, values, slots[: first_position + i + 1], form)

@@ -9,11 +9,14 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
+    NO_PEAK,
     AttentionPartials,
     absorb_block,
     block_products,
+    cap_scale,
     check_layout,
     empty_state,
     load_columns,
@@ -21,6 +24,8 @@ from slipstream_kernels.ops.gpu.attention_state import (
     paged_slots,
     score_scale,
     warps_of,
+    window_start,
+    within,
 )
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import (
@@ -54,7 +59,7 @@ def _item(
     item_offsets: tl.tensor,
     KV_HEADS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """KV head, first row, rows, line, split and end of the full blocks of the `index`-th item from the last.
+    """KV head, first row, rows, line, split and prefix length of the `index`-th item from the last.
 
     A context's last splits are its widest: they come first.
     """
@@ -66,8 +71,8 @@ def _item(
     first_row = tl.load(entry, cache_modifier=".cg")
     rows = tl.load(entry + 1, cache_modifier=".cg")
     line = tl.load(entry + 2, cache_modifier=".cg")
-    full = start_of_own_block(tl.load(entry + 3, cache_modifier=".cg"))
-    return place % KV_HEADS, first_row, rows, line, split, full
+    prefix_length = tl.load(entry + 3, cache_modifier=".cg")
+    return place % KV_HEADS, first_row, rows, line, split, prefix_length
 
 
 @triton.jit
@@ -78,6 +83,7 @@ def _prefix_attention(
     page_table: tl.tensor,
     segments: tl.tensor,
     item_offsets: tl.tensor,
+    depths: tl.tensor,
     m_out: tl.tensor,
     l_out: tl.tensor,
     o_out: tl.tensor,
@@ -92,6 +98,8 @@ def _prefix_attention(
     PAGE_SIZE: tl.constexpr,
     SEGMENTS: tl.constexpr,
     SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """Works off items and KV heads, a program every num_programs-th.
@@ -103,19 +111,28 @@ def _prefix_attention(
     work = tl.load(item_offsets + num_segments, cache_modifier=".cg") * KV_HEADS
     for index in range(tl.program_id(0), work, tl.num_programs(0)):
         # Read for each item anew: Triton 3.6 takes bounds of the inner loop that the outer one carries from its start.
-        kv_head, first_row, rows, line, split, full = _item(index, work, ends, segments, item_offsets, KV_HEADS)
+        kv_head, first_row, rows, line, split, length = _item(index, work, ends, segments, item_offsets, KV_HEADS)
         wait_for_previous()
         release_next()
         pages = page_table + line.to(tl.int64) * pages_stride
         head_offset = kv_head.to(tl.int64) * head_stride
         query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
         m, l, o = empty_state(COLUMNS, HEAD_DIM)
-        begin, stop = start_of_split(split), tl.minimum(start_of_split(split + 1), full)
+        begin, stop = start_of_split(split), tl.minimum(start_of_split(split + 1), start_of_own_block(length))
+        if WINDOW:
+            begin = tl.maximum(begin, window_start(length - 1, WINDOW))
+            row_of = first_row + tl.arange(0, COLUMNS) // GROUP
+            own = length - 1 + tl.load(depths + row_of, mask=used, other=0)
+            used = used & (begin < stop)
         for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
-            slots = paged_slots(pages, start + tl.arange(0, _BLOCK), PAGE_SIZE)
+            position = start + tl.arange(0, _BLOCK)
+            slots = paged_slots(pages, position, PAGE_SIZE)
             key = load_rows(keys + head_offset, slots, HEAD_DIM)
             value = load_rows(values + head_offset, slots, HEAD_DIM)
-            m, l, o = absorb_block(m, l, o, block_products(query, key), value, SCALE)
+            products = block_products(query, key, CAP)
+            if WINDOW:
+                products = within(products, position, own, WINDOW)
+            m, l, o = absorb_block(m, l, o, products, value, SCALE)
         first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * splits_stride + split
         column = offset * splits_stride
         tl.store(m_out + first + column, m, mask=used)
@@ -138,8 +155,13 @@ def prefix_attention(
     columns: int,
     programs: int = PROGRAMS,
     stages: int = STAGES,
+    form: AttentionForm = FULL,
+    depths: torch.Tensor | None = None,
 ) -> None:
     """Write the states of the splits below the block where each segment's prefix ends, the last perhaps in part.
+
+    Where `form` has a window, splits that the prefix's last position does not see are not written; int32 `depths`
+    [rows] as of `tail_attention` say what the other rows see.
 
     bfloat16 q [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer; int32 page_table
     [lines, pages]. int32 segments [S, 4]: first row, number of rows (0 for padding), line, prefix length; a segment
@@ -152,6 +174,7 @@ def prefix_attention(
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
     assert partials.l.shape[:2] == (rows, heads)
+    assert depths is not None or not form.window
     launch(
         _prefix_attention,
         (programs,),
@@ -161,6 +184,7 @@ def prefix_attention(
         page_table,
         segments,
         item_offsets,
+        segments if depths is None else depths,
         partials.m,
         partials.l,
         partials.o,
@@ -174,7 +198,9 @@ def prefix_attention(
         COLUMNS=columns,
         PAGE_SIZE=page_size,
         SEGMENTS=max(triton.next_power_of_2(len(segments)), 2),
-        SCALE=score_scale(head_dim),
+        SCALE=score_scale(head_dim, form),
+        CAP=cap_scale(head_dim, form),
+        WINDOW=form.window,
         STAGES=stages,
         warps=warps_of(columns),
     )
@@ -193,8 +219,10 @@ def prefix_attention_reference(
     columns: int,
     programs: int = PROGRAMS,  # noqa: ARG001  a twin takes what its kernel takes
     stages: int = STAGES,  # noqa: ARG001  likewise
+    form: AttentionForm = FULL,
+    depths: torch.Tensor | None = None,
 ) -> None:
-    """The same in torch, in float64."""
+    """The same in torch, in float64; splits that are not to be written are empty."""
     kv_heads, _, head_dim = keys.shape
     items = item_offsets.diff().tolist()
     for (first, rows, line, prefix_length), splits in zip(segments.tolist(), items, strict=True):
@@ -205,8 +233,15 @@ def prefix_attention_reference(
         for split in range(splits):
             begin, end = split_bounds(split)
             slots = committed_slots(page_table, page_size, line, begin, min(end, full))
-            scores = torch.einsum("rkgd,kpd->rkgp", query, keys[:, slots].double()) * score_scale(head_dim)
-            peak = scores.amax(-1).ceil()
+            products = torch.einsum("rkgd,kpd->rkgp", query, keys[:, slots].double())
+            products = torch.tanh(products * cap_scale(head_dim, form)) if form.cap else products
+            scores = products * score_scale(head_dim, form)
+            if form.window:
+                assert depths is not None
+                first_seen = prefix_length + depths[first : first + rows] - form.window
+                position = torch.arange(begin, min(end, full), device=q.device)
+                scores.masked_fill_((position < first_seen[:, None])[:, None, None], -torch.inf)
+            peak = scores.amax(-1).ceil().clamp(min=NO_PEAK.value)
             weights = torch.exp2(scores - peak[..., None])
             target = (slice(first, first + rows), slice(None), split)
             partials.m[target] = peak.flatten(1).float()

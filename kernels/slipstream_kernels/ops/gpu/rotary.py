@@ -93,7 +93,7 @@ def rotary_write(
 
     Inputs: bfloat16 qkv [rows, (heads + 2 kv_heads) * head_dim], queries, keys, values one after the other; int32
     positions and write_slots [rows], a slot of -1 being padding that writes no keys and values; float32 table
-    [positions, head_dim] of `slipstream_kernels.ops.rotary.rotary_table`; bfloat16 q_norm, k_norm [head_dim], both or
+    [positions, head_dim] of `slipstream_kernels.ops.rope.Rope.table`; bfloat16 q_norm, k_norm [head_dim], both or
     neither, the weights of an RMSNorm of each head before rotation. Outputs: bfloat16 q_out [rows, heads, head_dim],
     keys and values [kv_heads, slots, head_dim], which are one layer's and contiguous. No kernel of the same pass writes
     inputs other than qkv: they are read while those may still run.

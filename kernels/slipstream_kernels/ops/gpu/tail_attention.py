@@ -11,12 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
     NO_PEAK,
     AttentionPartials,
     absorb_block,
     block_products,
+    cap_scale,
     check_layout,
     empty_state,
     fold,
@@ -25,6 +27,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     power_of_two,
     score_scale,
     warps_of,
+    window_start,
 )
 from slipstream_kernels.ops.gpu.launch import INTERPRETED, launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, splits_below, start_of_own_block, start_of_split
@@ -67,13 +70,14 @@ def _fold_stored(
     m_in: tl.tensor,
     l_in: tl.tensor,
     o_in: tl.tensor,
+    begin: tl.tensor,
     splits: tl.tensor,
     splits_stride: int,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The state of a row's first `splits` splits, [HEADS] and [HEADS, head_dim], of the stored ones.
+    """The state of a row's splits from `begin` to `splits`, [HEADS] and [HEADS, head_dim], of the stored ones.
 
     `fold` after `fold`; a common peak for many leaves the sums as they are.
     """
@@ -81,7 +85,7 @@ def _fold_stored(
     own = head < GROUP
     m, l, o = empty_state(HEADS, HEAD_DIM)
     side = tl.arange(0, _TOGETHER)
-    for first in range(0, splits, _TOGETHER):
+    for first in range(begin, splits, _TOGETHER):
         listed = head[:, None] * splits_stride + first + side[None, :]
         held = own[:, None] & (first + side < splits)[None, :]
         peaks = tl.load(m_in + listed, mask=held, other=NO_PEAK)
@@ -124,6 +128,8 @@ def _tail_attention(
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
 ) -> None:
     """One row's heads of one KV head a program.
 
@@ -153,7 +159,9 @@ def _tail_attention(
     slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
     key = load_rows(keys, slots, HEAD_DIM, position < end, True)
     value = load_rows(values, slots, HEAD_DIM, position < end, True)
-    products = tl.where((position < end)[None, :], block_products(query, key), float("-inf"))
+    products = tl.where((position < end)[None, :], block_products(query, key, CAP), float("-inf"))
+    if WINDOW:
+        products = tl.where((position >= end - WINDOW)[None, :], products, float("-inf"))
     m, l, o = empty_state(_COLUMNS, HEAD_DIM)
     m, l, o = absorb_block(m, l, o, products, value, SCALE)
     own_m, own_l, own_o = _distinct(m, l, o, HEADS, HEAD_DIM)
@@ -164,9 +172,16 @@ def _tail_attention(
     o_in += first * splits_stride * HEAD_DIM
     split = splits_below(begin)
     stored = begin > start_of_split(split)
+    first_split = 0
+    if WINDOW:
+        low = window_start(prefix_length - 1, WINDOW)
+        first_split = splits_below(low)
+        stored = begin > tl.maximum(start_of_split(split), low)
     crossed = own_begin > begin
     splits = split + (stored & (own_begin == begin)).to(tl.int32)
-    total_m, total_l, total_o = _fold_stored(m_in, l_in, o_in, splits, splits_stride, GROUP, HEADS, HEAD_DIM)
+    total_m, total_l, total_o = _fold_stored(
+        m_in, l_in, o_in, first_split, splits, splits_stride, GROUP, HEADS, HEAD_DIM
+    )
     if crossed:
         # The block where the prefix ends is full in this row's sequence: it goes on with the split that holds it.
         column = copied * splits_stride + split
@@ -178,7 +193,10 @@ def _tail_attention(
         slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
         key = load_rows(keys, slots, HEAD_DIM)
         value = load_rows(values, slots, HEAD_DIM)
-        m, l, o = absorb_block(m, l, o, block_products(query, key), value, SCALE)
+        products = block_products(query, key, CAP)
+        if WINDOW:
+            products = tl.where((position >= end - WINDOW)[None, :], products, float("-inf"))
+        m, l, o = absorb_block(m, l, o, products, value, SCALE)
         last_m, last_l, last_o = _distinct(m, l, o, HEADS, HEAD_DIM)
         total_m, total_l, total_o = fold(total_m, total_l, total_o, last_m, last_l, last_o)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, own_m, own_l, own_o)
@@ -201,6 +219,8 @@ def tail_attention(
     decode_rows: torch.Tensor,
     partials: AttentionPartials,
     out: torch.Tensor,
+    *,
+    form: AttentionForm = FULL,
 ) -> None:
     """out[row] = softmax(q K^T / sqrt(head_dim)) V for the rows listed, from `partials` and the rows' own blocks.
 
@@ -244,7 +264,9 @@ def tail_attention(
         PATH=paths.shape[1],
         HEAD_DIM=head_dim,
         PAGE_SIZE=page_size,
-        SCALE=score_scale(head_dim),
+        SCALE=score_scale(head_dim, form),
+        CAP=cap_scale(head_dim, form),
+        WINDOW=form.window,
         warps=warps_of(_COLUMNS.value),
     )
 
@@ -263,10 +285,12 @@ def tail_attention_reference(
     decode_rows: torch.Tensor,
     partials: AttentionPartials,
     out: torch.Tensor,
+    *,
+    form: AttentionForm = FULL,
 ) -> None:
     """The same in torch, in float64. It reads all positions itself: a row's bits are those of any other twin's."""
     assert partials.l.shape[:2] == out.shape[:2]
     for row in decode_rows[decode_rows >= 0].tolist():
         committed = committed_slots(page_table, page_size, int(lines[row]), 0, int(prefix_lengths[row]))
         own = write_slots[paths[row, : int(depths[row])].long()].long()
-        out[row] = attend(q[row], keys, values, torch.cat([committed, own]))
+        out[row] = attend(q[row], keys, values, torch.cat([committed, own]), form)

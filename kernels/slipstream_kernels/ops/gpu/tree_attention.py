@@ -11,11 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
     add_block,
     block_peak,
     block_products,
+    cap_scale,
     check_layout,
     empty_state,
     fold,
@@ -27,6 +29,8 @@ from slipstream_kernels.ops.gpu.attention_state import (
     raised,
     score_scale,
     warps_of,
+    window_start,
+    within,
 )
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound, start_of_own_block
@@ -63,6 +67,7 @@ def _absorb_for_some(
     taking: tl.tensor,
     fresh: tl.tensor,
     SCALE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """State and fold of splits after one more block of the columns that are `taking` it; the others keep theirs.
 
@@ -74,7 +79,7 @@ def _absorb_for_some(
     total_l = tl.where(begins, folded_l, total_l)
     total_o = tl.where(begins[:, None], folded_o, total_o)
     products = tl.where(taking[:, None], products, float("-inf"))
-    peak = tl.where(taking, block_peak(products, SCALE), m)
+    peak = tl.where(taking, block_peak(products, SCALE, WINDOW), m)
     higher = tl.where(begins, peak, tl.maximum(m, peak))
     shrink = tl.where(begins, 0.0, power_of_two(tl.minimum(m - higher, 0.0)))
     next_l, next_o = add_block(higher, l * shrink, o * shrink[:, None], products, value, SCALE)
@@ -104,6 +109,8 @@ def _tree_attention(
     COLUMNS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """One segment's heads of one KV head a program."""
@@ -123,21 +130,28 @@ def _tree_attention(
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
     m, l, o = empty_state(COLUMNS, HEAD_DIM)
     total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM)
+    row_of = first_row + tl.arange(0, COLUMNS) // GROUP
     begin = start_of_own_block(prefix_length)
-    for start in tl.range(0, begin, _BLOCK, num_stages=STAGES):
-        slots = paged_slots(pages, start + tl.arange(0, _BLOCK), PAGE_SIZE)
+    low = 0
+    if WINDOW:
+        low = window_start(prefix_length - 1, WINDOW)
+        own = prefix_length - 1 + tl.load(depths + row_of, mask=used, other=0)
+    for start in tl.range(low, begin, _BLOCK, num_stages=STAGES):
+        position = start + tl.arange(0, _BLOCK)
+        slots = paged_slots(pages, position, PAGE_SIZE)
         key = load_rows(keys, slots, HEAD_DIM)
         value = load_rows(values, slots, HEAD_DIM)
-        products = block_products(query, key)
+        products = block_products(query, key, CAP)
+        if WINDOW:
+            products = within(products, position, own, WINDOW)
         # The branch needs the products, so that the last block's values are still being summed while they are computed.
         if is_split_bound(start):
             total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-            m, l, o = block_peak(products, SCALE), tl.zeros_like(l), tl.zeros_like(o)
+            m, l, o = block_peak(products, SCALE, WINDOW), tl.zeros_like(l), tl.zeros_like(o)
         else:
             m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
         l, o = add_block(m, l, o, products, value, SCALE)
 
-    row_of = first_row + tl.arange(0, COLUMNS) // GROUP
     end = prefix_length + tl.load(depths + row_of, mask=used, other=0)
     leaf_of = tl.load(leaves + row_of, mask=used, other=-1)
     crossed = start_of_own_block(end) > begin
@@ -151,18 +165,22 @@ def _tree_attention(
             slots = path_slots(pages, path, write_slots, position, prefix_length, leaf_end, PAGE_SIZE)
             key = load_rows(keys, slots, HEAD_DIM, position < leaf_end)
             value = _finite(load_rows(values, slots, HEAD_DIM, position < leaf_end))
-            products = tl.where(position[None, :] < end[:, None], block_products(query, key), float("-inf"))
+            products = tl.where(position[None, :] < end[:, None], block_products(query, key, CAP), float("-inf"))
+            if WINDOW:
+                products = within(products, position, own, WINDOW)
             m, l, o, total_m, total_l, total_o = _absorb_for_some(
-                m, l, o, total_m, total_l, total_o, products, value, taking, fresh, SCALE
+                m, l, o, total_m, total_l, total_o, products, value, taking, fresh, SCALE, WINDOW
             )
             if leaf_end > begin + _BLOCK:
                 position += _BLOCK
                 slots = path_slots(pages, path, write_slots, position, prefix_length, leaf_end, PAGE_SIZE)
                 key = load_rows(keys, slots, HEAD_DIM, position < leaf_end)
                 value = _finite(load_rows(values, slots, HEAD_DIM, position < leaf_end))
-                products = tl.where(position[None, :] < end[:, None], block_products(query, key), float("-inf"))
+                products = tl.where(position[None, :] < end[:, None], block_products(query, key, CAP), float("-inf"))
+                if WINDOW:
+                    products = within(products, position, own, WINDOW)
                 m, l, o, total_m, total_l, total_o = _absorb_for_some(
-                    m, l, o, total_m, total_l, total_o, products, value, taking & crossed, crossed, SCALE
+                    m, l, o, total_m, total_l, total_o, products, value, taking & crossed, crossed, SCALE, WINDOW
                 )
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM
@@ -187,6 +205,7 @@ def tree_attention(
     *,
     columns: int,
     stages: int = STAGES,
+    form: AttentionForm = FULL,
 ) -> None:
     """out[row] = softmax(q K^T / sqrt(head_dim)) V of the rows of all segments, each over its prefix and its path.
 
@@ -223,7 +242,9 @@ def tree_attention(
         HEAD_DIM=head_dim,
         COLUMNS=columns,
         PAGE_SIZE=page_size,
-        SCALE=score_scale(head_dim),
+        SCALE=score_scale(head_dim, form),
+        CAP=cap_scale(head_dim, form),
+        WINDOW=form.window,
         STAGES=stages,
         warps=warps_of(columns),
     )
@@ -244,6 +265,7 @@ def tree_attention_reference(
     *,
     columns: int,
     stages: int = STAGES,  # noqa: ARG001  a twin takes what its kernel takes
+    form: AttentionForm = FULL,
 ) -> None:
     """The same in torch, in float64, row by row."""
     for first, rows, line, prefix_length in segments.tolist():
@@ -252,4 +274,4 @@ def tree_attention_reference(
         for row in range(first, first + rows):
             path = paths[int(leaves[row]), : int(depths[row])]
             slots = torch.cat([committed, write_slots[path.long()].long()])
-            out[row] = attend(q[row], keys, values, slots)
+            out[row] = attend(q[row], keys, values, slots, form)

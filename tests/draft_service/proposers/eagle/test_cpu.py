@@ -13,6 +13,7 @@ from draft_service.proposers.eagle import cpu as eagle
 from draft_service.proposers.eagle import eagle3
 from draft_service.proposers.eagle.cpu import EagleConfig, EagleProposer
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
+from slipstream_kernels.ops.rope import Rope
 from support.eagle_heads import EAGLE1, EAGLE3, Shape, write_head, write_target
 from support.published_eagle import published
 from support.recurrent_target import VOCAB, WIDTH, RecurrentTarget, eagle2_tree, paths
@@ -36,7 +37,7 @@ class Oracle(Eagle1):
     def __init__(self, target):
         config = HeadConfig(
             hidden_size=WIDTH, intermediate_size=1, num_layers=0, num_heads=1, num_kv_heads=1, head_dim=2,
-            rms_norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, vocab_size=VOCAB, target_hidden_size=WIDTH,
+            rms_norm_eps=1e-5, rope=Rope(1e4), vocab_size=VOCAB, target_hidden_size=WIDTH,
             boundaries=(), norm_before_residual=False, norm_before_fc=False, fc_norm=False, norm_output=False,
             tie_word_embeddings=False, speculators=False, eos_token_ids=(),
         )  # fmt: skip

@@ -46,9 +46,3 @@ def test_what_is_left_out_is_not_counted(tmp_path: Path) -> None:
     tensors |= {"lm_head.weight": tensors["model.embed_tokens.weight"].float(), "rotary_emb.inv_freq": torch.zeros(32)}
     save_file(tensors, folder / "model.safetensors")
     assert notices_of(folder) == []
-
-
-def test_a_sliding_window_that_cuts_the_context(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "model", family="mistral", overrides={"sliding_window": 128})
-    (line,) = notices_of(folder)
-    assert line.startswith("the context is cut from 512 tokens to 128, the sliding window of config.json")

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
-from slipstream_kernels.ops.rotary import Llama3Scaling
+from slipstream_kernels.models.checkpoint.model_form import PLAIN
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
+from slipstream_kernels.ops.rope import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 BASE = {
     "model_type": "llama",
@@ -32,9 +34,9 @@ def read(folder: Path, changes: dict[str, Any], generation: dict[str, Any] | Non
 
 def test_defaults(tmp_path: Path) -> None:
     config = read(tmp_path, {})
-    assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.rms_norm_eps) == (2, 64, 10000.0, 1e-6)
+    assert (config.num_kv_heads, config.head_dim, config.rope, config.rms_norm_eps) == (2, 64, Rope(10000.0), 1e-6)
     assert config.eos_token_ids == () and config.bos_token_id is None and not config.tie_word_embeddings
-    assert config.q_size == config.kv_size == 128 and not config.attention_bias and not config.head_norms
+    assert config.q_size == config.kv_size == 128 and config.form == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_rope_theta_of_both_generations(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert read(tmp_path, changes).rope_theta == 5e5
+    assert read(tmp_path, changes).rope == Rope(5e5)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_rope_theta_of_both_generations(tmp_path: Path, changes: dict[str, Any])
     ],
 )
 def test_llama3_scaling(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert read(tmp_path, changes).rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 64)
+    assert read(tmp_path, changes).rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 64)
 
 
 def test_eos_of_generation_config_comes_first(tmp_path: Path) -> None:
@@ -68,11 +70,98 @@ def test_eos_of_generation_config_comes_first(tmp_path: Path) -> None:
 
 
 def test_families(tmp_path: Path) -> None:
-    assert read(tmp_path, {"model_type": "qwen2", "attention_bias": True}).attention_bias
-    assert read(tmp_path, {"model_type": "mimo", "attention_bias": True}).attention_bias
-    assert read(tmp_path, {"model_type": "qwen3"}).head_norms
-    assert read(tmp_path, {"model_type": "mistral", "sliding_window": 1024}).max_context == 1024
-    assert read(tmp_path, {"model_type": "qwen2", "sliding_window": 1024}).max_context == 4096
+    for family in ("qwen2", "mimo"):
+        form = read(tmp_path, {"model_type": family, "attention_bias": True}).form
+        assert form.qkv_bias and not form.output_bias
+    assert read(tmp_path, {"model_type": "qwen3"}).form.head_norms
+    form = read(tmp_path, {"attention_bias": True}).form
+    assert form.qkv_bias and form.output_bias and not form.mlp_bias
+    assert read(tmp_path, {"mlp_bias": True}).form.mlp_bias
+
+
+WINDOW = {"sliding_window": 1024, "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 1024}, (1024, 1024)),
+        ({"model_type": "mistral", "sliding_window": 4096}, (0, 0)),
+        ({"model_type": "mistral"}, (0, 0)),
+        ({"model_type": "phi3", "sliding_window": 1024}, (1024, 1024)),
+        ({"model_type": "phi3", "sliding_window": None}, (0, 0)),
+        ({"model_type": "qwen2", "sliding_window": 1024}, (0, 0)),
+        ({"model_type": "qwen2", **WINDOW}, (0, 0)),
+        ({"model_type": "qwen2", **WINDOW, "max_window_layers": 1}, (0, 1024)),
+        ({"model_type": "qwen3", **WINDOW, "max_window_layers": 0}, (1024, 1024)),
+        ({"model_type": "qwen3", **WINDOW, "layer_types": ["sliding_attention", "full_attention"]}, (1024, 0)),
+        ({"model_type": "llama", "sliding_window": 1024}, (0, 0)),
+    ],
+)
+def test_windows_by_layer(tmp_path: Path, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    config = read(tmp_path, changes)
+    assert tuple(config.attention_of(layer).window for layer in range(2)) == windows
+    assert config.max_context == 4096
+
+
+def test_gemma2(tmp_path: Path) -> None:
+    config = read(tmp_path, {"model_type": "gemma2", "hidden_size": 64})
+    form = config.form
+    assert (form.embed_scale, form.logit_cap, form.activation) == (8.0, 30.0, "gelu_tanh")
+    assert form.branch_norms and form.stored_less_one and not form.head_norms
+    assert config.tie_word_embeddings and config.head_dim == 256 and config.ropes == (Rope(10000.0),)
+    assert config.attention_of(0) == AttentionForm(0, 1 / 16, 50.0)
+    config = read(tmp_path, {"model_type": "gemma2", "sliding_window": 8, "attn_logit_softcapping": None})
+    assert [config.attention_of(layer).window for layer in range(2)] == [8, 0]
+    assert config.attention_of(1).cap == 0
+
+
+def test_gemma3_turns_heads_in_two_ways(tmp_path: Path) -> None:
+    gemma3 = {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 8}
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    nested = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    for changes in (old, {"rope_parameters": nested}):
+        config = read(tmp_path, gemma3 | changes)
+        assert config.ropes == (Rope(2e4), Rope(5e5, LinearScaling(8.0)))
+        assert [config.rope_of(layer) == Rope(2e4) for layer in range(7)] == [True] * 5 + [False, True]
+        assert [config.attention_of(layer).window for layer in range(7)] == [8] * 5 + [0, 8]
+        assert config.form.head_norms and config.form.logit_cap == 0
+    assert read(tmp_path, gemma3).ropes == (Rope(1e4), Rope(1e6))
+    assert read(tmp_path, gemma3 | {"sliding_window": 10**6}).ropes == (Rope(1e4), Rope(1e6))
+
+
+LONGROPE = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ({"type": "linear", "factor": 4}, LinearScaling(4.0)),
+        ({"type": "dynamic", "factor": 4}, None),
+        ({"type": "yarn", "factor": 4.0}, YarnScaling(4.0, 1.1386294361119891, 32.0, 1.0, 4096, truncate=True)),
+        (
+            {"type": "yarn", "original_max_position_embeddings": 1024, "attention_factor": 1.0, "truncate": False},
+            YarnScaling(4.0, 1.0, 32.0, 1.0, 1024, truncate=False),
+        ),
+        (
+            {"type": "su", **LONGROPE, "original_max_position_embeddings": 2048},
+            LongRopeScaling((2.0,) * 32, (1 + 1 / 11) ** 0.5),
+        ),
+        ({"type": "longrope", **LONGROPE, "attention_factor": 1.5}, LongRopeScaling((1.0,) * 32, 1.5)),
+    ],
+)
+def test_rope_scaling(tmp_path: Path, scaling: dict[str, Any], expected: object) -> None:
+    for place in ("rope_scaling", "rope_parameters"):
+        assert read(tmp_path, {place: scaling}).rope.scaling == expected
+
+
+def test_a_part_of_the_head_turns(tmp_path: Path) -> None:
+    assert read(tmp_path, {"model_type": "phi3", "partial_rotary_factor": 0.75}).rope.rotated == 48
+    assert read(tmp_path, {"model_type": "phi3", "partial_rotary_factor": 1.0}).rope.rotated == 0
+    assert read(tmp_path, {"model_type": "phi3"}).attention_of(0) == FULL
 
 
 @pytest.mark.parametrize(
@@ -81,11 +170,33 @@ def test_families(tmp_path: Path) -> None:
         ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
         ({"model_type": "absent"}, "model_type is None, must be a string"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"attention_bias": True}, "attention_bias is set"),
-        ({"mlp_bias": True}, "mlp_bias is set"),
-        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window is set"),
+        ({"model_type": "gemma2", "hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention is set"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set"),
+        ({"model_type": "gemma3"}, "model_type is 'gemma3'"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias is set"),
+        ({"model_type": "phi3", "mlp_bias": True}, "mlp_bias is set"),
+        ({"model_type": "mimo", "use_sliding_window": True}, "use_sliding_window is set"),
+        ({"model_type": "qwen2", **WINDOW, "max_window_layers": -1}, "max_window_layers is -1"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types is .* a list of 2, one a layer"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention", "no"]}, "layer_types has 'no', supported are full"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type is 'yarn'"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "rope_scaling.rope_type is 'mrope', supported are default, dyn"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters.full_attention is an object"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is None"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "rope_theta is 1, must be above 1"),
+        ({"rope_scaling": {"type": "longrope", **LONGROPE, "short_factor": [1.0]}}, "a list of 32 numbers"),
+        (
+            {"rope_scaling": {"type": "longrope", **LONGROPE, "short_factor": [0] * 32}},
+            "short_factor is 0, must be",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", **LONGROPE, "original_max_position_embeddings": 1}},
+            "original_max_position_embeddings is 1, must be 2 or more",
+        ),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.01}, "0 elements of a head would turn"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, must be a positive number"),
+        ({"model_type": "gemma2", "final_logit_softcapping": -1}, "final_logit_softcapping is -1"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor is None"),
         ({"vocab_size": "absent"}, "vocab_size is None, must be a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),

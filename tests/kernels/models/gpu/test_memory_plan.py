@@ -17,10 +17,11 @@ from slipstream_kernels.models.gpu.memory_plan import (
     plan_memory,
 )
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.rope import Rope
 
 LLAMA_8B = ModelConfig(
     family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
-    num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=5e5, rope_scaling=None, max_context=131072,
+    num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5, rope=Rope(5e5), max_context=131072,
     tie_word_embeddings=False, eos_token_ids=(), bos_token_id=None,
 )  # fmt: skip
 GIB = 1 << 30

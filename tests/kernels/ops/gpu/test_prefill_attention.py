@@ -5,16 +5,17 @@ import pytest
 import torch
 
 from benchmarks.kernels.attention_scenes import Scene, Vectors, relative_error
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.position_splits import BLOCK
 from slipstream_kernels.ops.gpu.prefill_attention import prefill_tiles
 
 TOKENS = 512
 
 
-def check(chunks, *, kv_heads=1, group=4, head_dim=64, page_size=16, columns=128, device="cpu"):
+def check(chunks, *, kv_heads=1, group=4, head_dim=64, page_size=16, columns=128, device="cpu", form=FULL):
     """`chunks`: (first position, position behind the last) of prompts."""
     rng = np.random.default_rng(page_size)
-    scene = Scene(Vectors.random(TOKENS, kv_heads, group, head_dim, 1, device), page_size)
+    scene = Scene(Vectors.random(TOKENS, kv_heads, group, head_dim, 1, device, form), page_size)
     for first, end in chunks:
         scene.prefill(rng.integers(0, TOKENS, end), first)
     attention = scene.build(padding=2)
@@ -34,6 +35,13 @@ def test_whole_prompts(device, page_size):
 @pytest.mark.parametrize(("kv_heads", "group"), [(1, 3), (2, 1), (1, 8)])
 def test_any_group_of_heads(device, kv_heads, group):
     check([(0, 70)], kv_heads=kv_heads, group=group, device=device)
+
+
+@pytest.mark.parametrize(
+    "form", [AttentionForm(window=1), AttentionForm(window=70, cap=2.0), AttentionForm(scale=0.05, cap=1.0)]
+)
+def test_windows_scales_and_bounds(device, form):
+    check([(60, 66), (127, 140), (250, 258)], device=device, form=form)
 
 
 def test_chunks_that_continue_a_prompt(device):

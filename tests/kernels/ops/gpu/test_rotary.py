@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slipstream_kernels.ops.gpu.rotary import rotary_write, rotary_write_reference
-from slipstream_kernels.ops.rotary import rotary_table
+from slipstream_kernels.ops.rope import Rope
 
 OPS = [rotary_write, rotary_write_reference]
 SLOTS = 20
@@ -19,7 +19,7 @@ class Case:
         self.qkv = torch.randn(rows, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16, device=device)
         self.positions = torch.randint(0, 300, (rows,), dtype=torch.int32, device=device)
         self.slots = torch.randperm(SLOTS, device=device)[:rows].to(torch.int32)
-        self.table = torch.from_numpy(rotary_table(300, head_dim, 10_000.0)).to(device)
+        self.table = torch.from_numpy(Rope(10_000.0).table(300, head_dim)).to(device)
         self.norms = [torch.randn(head_dim, device=device).bfloat16() for _ in range(2)]
 
     def run(self, op, rows: slice = slice(None), *, normalised: bool) -> tuple[torch.Tensor, ...]:

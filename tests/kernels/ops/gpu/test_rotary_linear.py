@@ -13,7 +13,7 @@ from slipstream_kernels.ops.gpu.rotary_linear import (
     rotary_linear,
     rotary_linear_reference,
 )
-from slipstream_kernels.ops.rotary import rotary_table
+from slipstream_kernels.ops.rope import Rope
 
 SLOTS = 50
 TWO_STEPS = in_two_steps(linear, rotary_write)
@@ -35,7 +35,7 @@ class Case:
         self.positions = torch.randint(0, 300, (rows,), dtype=torch.int32, device=device)
         self.slots = torch.randperm(SLOTS, device=device)[:rows].to(torch.int32)
         self.slots[1:2] = -1
-        self.table = torch.from_numpy(rotary_table(300, head_dim, 10_000.0)).to(device)
+        self.table = torch.from_numpy(Rope(10_000.0).table(300, head_dim)).to(device)
 
     def run(self, op, **options) -> tuple[torch.Tensor, ...]:
         """q_out, keys and values, NaN where nothing was written."""

@@ -5,14 +5,15 @@ import pytest
 import torch
 
 from benchmarks.kernels.attention_scenes import Scene, Vectors, relative_error
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 
 TOKENS = 512
 ROUNDING = 5e-3
 """Relative error by norm that bfloat16 weights and outputs leave."""
 
 
-def new_scene(*, kv_heads=1, group=4, head_dim=64, page_size=16, seed=0, device="cpu"):
-    return Scene(Vectors.random(TOKENS, kv_heads, group, head_dim, seed, device), page_size, seed)
+def new_scene(*, kv_heads=1, group=4, head_dim=64, page_size=16, seed=0, device="cpu", form=FULL):
+    return Scene(Vectors.random(TOKENS, kv_heads, group, head_dim, seed, device, form), page_size, seed)
 
 
 def sequence(rng, length):
@@ -42,6 +43,19 @@ def test_roots_alone(device, page_size):
     scene = new_scene(page_size=page_size, device=device)
     for context in (1, 63, 64, 65, 128, 129, 300):
         scene.decode(sequence(rng, context))
+    check(scene)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [AttentionForm(window=1), AttentionForm(window=70, cap=2.0), AttentionForm(scale=0.05, cap=1.0)],
+)
+def test_windows_scales_and_bounds(device, form):
+    """Rows of a tile see different parts of its blocks, some of them nothing of a block that others need."""
+    rng = np.random.default_rng(form.window)
+    scene = new_scene(device=device, form=form)
+    scene.tree(sequence(rng, 253), [-1, 0, 1, 2, 3, 0, 5], sequence(rng, 7))
+    scene.decode(sequence(rng, 129))
     check(scene)
 
 

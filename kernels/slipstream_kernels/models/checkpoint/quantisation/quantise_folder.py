@@ -15,7 +15,7 @@ from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import R
 from slipstream_kernels.models.checkpoint.quantisation.scheme import HEAD_MODULE
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING
 from slipstream_kernels.models.checkpoint.weight_file import open_weights
-from slipstream_kernels.models.checkpoint.weight_loader import check_headers, expected_shapes, weight_files
+from slipstream_kernels.models.checkpoint.weight_loader import check_headers, stored_shapes, weight_files
 from slipstream_kernels.progress import ProgressBar
 
 _WEIGHT = ".weight"
@@ -32,7 +32,7 @@ def quantise_folder(folder: Path, out: Path, form: RoundedFormat) -> str:
     check_headers(folder, config)
     linear = {
         name: shape
-        for name, shape in expected_shapes(config)
+        for name, shape in stored_shapes(config)
         if len(shape) == 2 and name not in (EMBEDDING, HEAD_MODULE + _WEIGHT)
     }
     rounded = {name for name, shape in linear.items() if form.takes(shape)}

@@ -9,7 +9,7 @@ once a layer; `plan` comes before each replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream_kernels.jit.cache_folders import settle_flashinfer_cache
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.page_indices import page_indices
 
 Int32 = npt.NDArray[np.int32]
@@ -48,11 +49,17 @@ def load_flashinfer() -> Any:
     return flashinfer
 
 
-def settled_attention(attention: str, *, mode: str) -> str:
-    """What `attention` (auto, triton or flashinfer) means in a mode: triton or flashinfer. Raises FlashInferError."""
+def settled_attention(attention: str, *, mode: str, forms: Collection[AttentionForm] = (FULL,)) -> str:
+    """What `attention` (auto, triton or flashinfer) means in a mode: triton or flashinfer. Raises FlashInferError.
+
+    forms: what the model's layers compute.
+    """
     if attention == FLASHINFER and mode != "fast":
         raise FlashInferError("--attention flashinfer needs --mode fast: its rows depend on their company")
-    if attention == TRITON or mode != "fast":
+    full = all(form == FULL for form in forms)
+    if attention == FLASHINFER and not full:
+        raise FlashInferError("--attention flashinfer is for models without windows, scales and bounds of scores")
+    if attention == TRITON or mode != "fast" or not full:
         return TRITON
     try:
         load_flashinfer()

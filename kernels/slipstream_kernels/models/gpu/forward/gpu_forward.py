@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,9 @@ from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeigh
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuffers
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.attention_form import AttentionForm
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.rope import Rope
 
 Plan = PlanArrays[torch.Tensor]
 
@@ -73,18 +76,21 @@ class GpuForward:
         kv: KVStore,
         tables: RequestTables,
         pool: BufferPool,
-        rotary_table: torch.Tensor,
+        rotary_tables: Mapping[Rope, torch.Tensor],
         ops: Ops,
         group: RankGroup | None = None,
         plain: PlainAttention | None = None,
     ) -> None:
-        """`plain` serves passes without trees in the place of the ops' attention."""
+        """`rotary_tables` are of all that layers have; `plain` serves passes without trees in the place of the ops'
+        attention.
+        """
         self._weights = weights
-        self._config = weights.shard.config
+        self._config = config = weights.shard.config
         self._kv = kv
         self._tables = tables
         self._pool = pool
-        self._rotary_table = rotary_table
+        self._rotary = [rotary_tables[config.rope_of(layer)] for layer in range(config.num_layers)]
+        self._attention = config.attention_forms
         self._ops = ops
         self._group = group
         self._plain = plain
@@ -95,9 +101,9 @@ class GpuForward:
         `layers`: so many of the first alone, where no more is wanted than that each kernel is met.
         """
         ops, b = self._ops, self._pool.of(bucket)
-        tables = self._tables
+        tables, scale = self._tables, self._config.form.embed_scale
         ops.write_words(tables.words, plan.updates)
-        ops.embed(plan.token_ids, plan.lines, tables.last_tokens, self._weights.embedding, b.x, b.resolved_ids)
+        ops.embed(plan.token_ids, plan.lines, tables.last_tokens, self._weights.embedding, b.x, b.resolved_ids, scale)
         if bucket.has_trees:
             ops.tree_paths(plan.parents, plan.root_rows, b.paths, b.depths)
             if bucket.tiles_only:
@@ -148,10 +154,12 @@ class GpuForward:
         ops.rms_norm(x, weights.final_norm, b.head_in, self._config.rms_norm_eps, rows)
         if self._group is None:
             ops.linear(b.head_in, weights.head, b.logits)
-            return
-        ops.linear(b.head_in, weights.head, b.part)
-        self._group.all_gather(b.parts, b.part)
-        b.logits.unflatten(1, (self._group.size, -1)).copy_(b.parts.transpose(0, 1))
+        else:
+            ops.linear(b.head_in, weights.head, b.part)
+            self._group.all_gather(b.parts, b.part)
+            b.logits.unflatten(1, (self._group.size, -1)).copy_(b.parts.transpose(0, 1))
+        if self._config.form.logit_cap:
+            ops.soft_cap(b.logits, self._config.form.logit_cap)
 
     def _keep(self, bucket: Bucket, b: PassBuffers, boundary: int, state: torch.Tensor | None = None) -> None:
         """Keep the rows' states at a boundary, those in the residual stream unless others are given."""
@@ -175,7 +183,7 @@ class GpuForward:
             layer.qkv,
             plan.positions,
             plan.write_slots,
-            self._rotary_table,
+            self._rotary[index],
             b.qkv,
             b.q,
             keys,
@@ -185,13 +193,30 @@ class GpuForward:
             k_norm=layer.k_norm,
             eps=config.rms_norm_eps,
         )
-        self._attend(bucket, plan, b, keys, values)
-        self._add(b.attended.flatten(1), layer.o, b)
+        self._attend(bucket, plan, b, keys, values, self._attention[index])
+        self._add(b.attended.flatten(1), layer.o, layer.o_bias, layer.attention_norm, b)
         ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
-        ops.gated_linear(b.normed, layer.gate_up, b.activated)
-        self._add(b.activated, layer.down, b)
+        self._gate(layer, b)
+        self._add(b.activated, layer.down, layer.down_bias, layer.mlp_norm, b)
 
-    def _attend(self, bucket: Bucket, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _gate(self, layer: LayerWeights, b: PassBuffers) -> None:
+        ops, gelu = self._ops, self._config.form.activation == "gelu_tanh"
+        if layer.gate_up_bias is None and not gelu:
+            ops.gated_linear(b.normed, layer.gate_up, b.activated)
+            return
+        ops.linear(b.normed, layer.gate_up, b.gate_up, bias=layer.gate_up_bias)
+        gate = ops.gelu_mul if gelu else ops.silu_mul
+        gate(b.gate_up, b.activated)
+
+    def _attend(
+        self,
+        bucket: Bucket,
+        plan: Plan,
+        b: PassBuffers,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        form: AttentionForm,
+    ) -> None:
         if self._plain is not None and not bucket.has_trees:
             self._plain.of(bucket.without_states).run(b.q, keys, values, b.attended)
             return
@@ -210,18 +235,31 @@ class GpuForward:
                 plan.write_slots,
                 b.attended,
                 columns=b.columns,
+                form=form,
             )
         elif not bucket.tiles_only:
-            self._attend_in_splits(plan, b, keys, values)
+            self._attend_in_splits(plan, b, keys, values, form)
         if len(plan.tiles):
-            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended)
+            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended, form=form)
 
-    def _attend_in_splits(self, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _attend_in_splits(
+        self, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor, form: AttentionForm
+    ) -> None:
         """Attention of the rows that have no tile: those that decode come first."""
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
         q, partials, out = b.q[: len(plan.decode_rows)], b.partials, b.attended[: len(plan.decode_rows)]
         ops.prefix_attention(
-            q, keys, values, pages, page_size, plan.segments, plan.item_offsets, partials, columns=b.columns
+            q,
+            keys,
+            values,
+            pages,
+            page_size,
+            plan.segments,
+            plan.item_offsets,
+            partials,
+            columns=b.columns,
+            form=form,
+            depths=b.depths,
         )
         ops.tail_attention(
             q,
@@ -237,16 +275,33 @@ class GpuForward:
             plan.decode_rows,
             partials,
             out,
+            form=form,
         )
 
-    def _add(self, x: torch.Tensor, weight: Weight, b: PassBuffers) -> None:
+    def _add(
+        self,
+        x: torch.Tensor,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        norm: torch.Tensor | None,
+        b: PassBuffers,
+    ) -> None:
         """Add a layer's output, the sum of the ranks' parts, to the residual stream."""
+        ops, eps = self._ops, self._config.rms_norm_eps
         if self._group is None:
-            self._ops.linear(x, weight, b.x, residual=b.x)
+            if norm is None:
+                ops.linear(x, weight, b.x, bias=bias, residual=b.x)
+            else:
+                ops.linear(x, weight, b.branch, bias=bias)
+                ops.add_branch(b.branch, b.x, eps, norm=norm)
             return
-        self._ops.linear(x, weight, b.part)
+        ops.linear(x, weight, b.part)
         self._group.all_gather(b.parts, b.part)
-        self._ops.rank_sum(b.parts, b.x, b.x)
+        if norm is None and bias is None:
+            ops.rank_sum(b.parts, b.x, b.x)
+        else:
+            ops.rank_sum(b.parts, None, b.branch)
+            ops.add_branch(b.branch, b.x, eps, bias=bias, norm=norm)
 
     def _decide(self, bucket: Bucket, plan: Plan, b: PassBuffers) -> None:
         ops, tables = self._ops, self._tables

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from slipstream_kernels.ops.gpu import (
+    add_branch,
     compaction,
     embedding,
+    gelu_mul,
     linear,
     logprobs,
     outcome_select,
@@ -21,6 +23,8 @@ from slipstream_kernels.ops.gpu import (
     rotary,
     rotary_linear,
     sampling,
+    silu_mul,
+    soft_cap,
     state_rows,
     tail_attention,
     tree_attention,
@@ -47,12 +51,14 @@ class Ops:
     Weights of linear layers are bfloat16, or packed.
     """
 
+    add_branch: Op
     select_outcomes: Op
     compact_kv: Op
     copy_states: Op
     count_splits: Op
     embed: Op
     gated_linear: Op
+    gelu_mul: Op
     hand_trees: Op
     linear: Op
     logprobs: Op
@@ -63,6 +69,8 @@ class Ops:
     rotary_linear: Op
     rotary_write: Op
     sample: Op
+    silu_mul: Op
+    soft_cap: Op
     tail_attention: Op
     tree_attention: Op
     tree_leaves: Op
@@ -74,12 +82,14 @@ class Ops:
 def kernels() -> Ops:
     """The Triton kernels: on an NVIDIA GPU, or in Triton's interpreter."""
     ops = Ops(
+        add_branch=add_branch.add_branch,
         select_outcomes=outcome_select.select_outcomes,
         compact_kv=compaction.compact_kv,
         copy_states=state_rows.copy_states,
         count_splits=outcome_select.count_splits,
         embed=embedding.embed,
         gated_linear=linear.gated_linear,
+        gelu_mul=gelu_mul.gelu_mul,
         hand_trees=tree_handover.hand_trees,
         linear=linear.linear,
         logprobs=logprobs.logprobs,
@@ -90,6 +100,8 @@ def kernels() -> Ops:
         rotary_linear=rotary_linear.rotary_linear,
         rotary_write=rotary.rotary_write,
         sample=sampling.sample,
+        silu_mul=silu_mul.silu_mul,
+        soft_cap=soft_cap.soft_cap,
         tail_attention=tail_attention.tail_attention,
         tree_attention=tree_attention.tree_attention,
         tree_leaves=tree_leaves.tree_leaves,
@@ -103,12 +115,14 @@ def kernels() -> Ops:
 def twins() -> Ops:
     """The twins in torch, on any device."""
     ops = Ops(
+        add_branch=add_branch.add_branch_reference,
         select_outcomes=outcome_select.select_outcomes_reference,
         compact_kv=compaction.compact_kv_reference,
         copy_states=state_rows.copy_states_reference,
         count_splits=outcome_select.count_splits_reference,
         embed=embedding.embed_reference,
         gated_linear=linear.gated_linear_reference,
+        gelu_mul=gelu_mul.gelu_mul_reference,
         hand_trees=tree_handover.hand_trees_reference,
         linear=linear.linear_reference,
         logprobs=logprobs.logprobs_reference,
@@ -119,6 +133,8 @@ def twins() -> Ops:
         rotary_linear=rotary_linear.rotary_linear_reference,
         rotary_write=rotary.rotary_write_reference,
         sample=sampling.sample_reference,
+        silu_mul=silu_mul.silu_mul_reference,
+        soft_cap=soft_cap.soft_cap_reference,
         tail_attention=tail_attention.tail_attention_reference,
         tree_attention=tree_attention.tree_attention_reference,
         tree_leaves=tree_leaves.tree_leaves_reference,

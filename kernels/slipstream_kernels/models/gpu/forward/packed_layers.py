@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.tensor_names import stored_name
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.packed.packed_linear import room_elements
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedForm, can_pack
@@ -35,7 +36,7 @@ def packed_form(shard: Shard, name: str, layer: int = 0) -> PackedForm | None:
     config = shard.config
     if config.quantisation is None or (name == HEAD and config.tie_word_embeddings):
         return None
-    schemes = [config.quantisation.scheme_of(module) for module in _modules(name, layer)]
+    schemes = [config.quantisation.scheme_of(module) for module in _modules(config, name, layer)]
     known = [scheme for scheme in schemes if scheme is not None]
     if len(known) < len(schemes) or len({scheme.number for scheme in known}) > 1:
         return None
@@ -60,7 +61,9 @@ def decoded_layers(shard: Shard) -> list[str]:
         f"layer {layer} {name}" if name != HEAD else name
         for name, layer in _all(shard.config)
         if packed_form(shard, name, layer) is None
-        and any(shard.config.quantisation.scheme_of(module) is not None for module in _modules(name, layer))
+        and any(
+            shard.config.quantisation.scheme_of(module) is not None for module in _modules(shard.config, name, layer)
+        )
     ]
 
 
@@ -79,7 +82,8 @@ def _all(config: ModelConfig) -> list[tuple[str, int]]:
     return [*((name, layer) for layer in range(config.num_layers) for name in LAYERS), (HEAD, 0)]
 
 
-def _modules(name: str, layer: int) -> Sequence[str]:
+def _modules(config: ModelConfig, name: str, layer: int) -> Sequence[str]:
+    """As the folder calls them."""
     if name == HEAD:
         return ("lm_head",)
     parts = {
@@ -88,4 +92,5 @@ def _modules(name: str, layer: int) -> Sequence[str]:
         "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
         "down": ("mlp.down_proj",),
     }[name]
-    return [f"model.layers.{layer}.{part}" for part in parts]
+    names = (stored_name(config, f"model.layers.{layer}.{part}.weight") for part in parts)
+    return [each.removesuffix(".weight") for each in names]

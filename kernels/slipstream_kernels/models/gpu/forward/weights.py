@@ -31,11 +31,15 @@ _log = logging.getLogger(__name__)
 _LAYERS = "model.layers."
 _QKV = tuple(f"self_attn.{name}_proj.{kind}" for kind in ("weight", "bias") for name in "qkv")
 _GATE_UP = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
+_GATE_UP_BIASES = ("mlp.gate_proj.bias", "mlp.up_proj.bias")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """bfloat16, contiguous, or, of linear layers, packed; sizes are the shard's."""
+    """bfloat16, contiguous, or, of linear layers, packed; sizes are the shard's.
+
+    Norms' weights that files have less one are float32. Biases and norms that a model has not are None.
+    """
 
     input_norm: torch.Tensor
     """[hidden]"""
@@ -55,6 +59,16 @@ class LayerWeights:
     """[2 intermediate, hidden], in the order of ops/gpu/gate_up.py"""
     down: Weight
     """[hidden, intermediate]"""
+    o_bias: torch.Tensor | None = None
+    """[hidden]"""
+    gate_up_bias: torch.Tensor | None = None
+    """[2 intermediate], in the order of gate_up"""
+    down_bias: torch.Tensor | None = None
+    """[hidden]"""
+    attention_norm: torch.Tensor | None = None
+    """[hidden], of what attention adds to the residual stream"""
+    mlp_norm: torch.Tensor | None = None
+    """[hidden], of what the feed-forward layer adds"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,45 +182,57 @@ class GpuWeights:
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.bfloat16, device=device)
 
+        def norm(size: int) -> torch.Tensor:
+            dtype = torch.float32 if own.stored_less_one else torch.bfloat16
+            return torch.empty(size, dtype=dtype, device=device)
+
         room = empty(room_size(shard))
 
         def linear(name: str, layer: int = 0) -> Weight:
             form = packed_form(shard, name, layer)
             return empty(*shape_of(shard, name)) if form is None else form.empty(device, room)
 
-        hidden = config.hidden_size
+        own, hidden = config.form, config.hidden_size
         layers = tuple(
             LayerWeights(
-                input_norm=empty(hidden),
+                input_norm=norm(hidden),
                 qkv=linear("qkv", layer),
-                qkv_bias=empty(shard.qkv_size) if config.attention_bias else None,
-                q_norm=empty(config.head_dim) if config.head_norms else None,
-                k_norm=empty(config.head_dim) if config.head_norms else None,
+                qkv_bias=empty(shard.qkv_size) if own.qkv_bias else None,
+                q_norm=norm(config.head_dim) if own.head_norms else None,
+                k_norm=norm(config.head_dim) if own.head_norms else None,
                 o=linear("o", layer),
-                post_norm=empty(hidden),
+                post_norm=norm(hidden),
                 gate_up=linear("gate_up", layer),
                 down=linear("down", layer),
+                o_bias=empty(hidden) if own.output_bias else None,
+                gate_up_bias=empty(2 * shard.intermediate_size) if own.mlp_bias else None,
+                down_bias=empty(hidden) if own.mlp_bias else None,
+                attention_norm=norm(hidden) if own.branch_norms else None,
+                mlp_norm=norm(hidden) if own.branch_norms else None,
             )
             for layer in range(config.num_layers)
         )
         embedding = empty(config.vocab_size, hidden)
         tied = embedding.narrow(0, shard.rank * shard.vocab_size, shard.vocab_size)
         head = tied if config.tie_word_embeddings else linear(HEAD)
-        return cls(shard, embedding, layers, empty(hidden), head, room)
+        return cls(shard, embedding, layers, norm(hidden), head, room)
 
 
 def weight_bytes(shard: Shard) -> int:
     """Bytes of a shard's weights on its device, and of the room in which packed ones are decoded."""
-    config = shard.config
+    config, own, hidden = shard.config, shard.config.form, shard.config.hidden_size
 
     def linear(name: str, layer: int = 0) -> int:
         form = packed_form(shard, name, layer)
         return 2 * prod(shape_of(shard, name)) if form is None else form.nbytes
 
-    vectors = 2 * config.hidden_size + shard.qkv_size * config.attention_bias + 2 * config.head_dim * config.head_norms
-    layers = sum(2 * vectors + sum(linear(name, layer) for name in LAYERS) for layer in range(config.num_layers))
+    biases = shard.qkv_size * own.qkv_bias + hidden * own.output_bias
+    biases += (2 * shard.intermediate_size + hidden) * own.mlp_bias
+    norms = 2 * hidden * (1 + own.branch_norms) + 2 * config.head_dim * own.head_norms
+    norm_bytes = (config.num_layers * norms + hidden) * (4 if own.stored_less_one else 2)
+    layers = sum(2 * biases + sum(linear(name, layer) for name in LAYERS) for layer in range(config.num_layers))
     head = 0 if config.tie_word_embeddings else linear(HEAD)
-    return layers + head + 2 * (config.hidden_size * (config.vocab_size + 1) + room_size(shard))
+    return layers + norm_bytes + head + 2 * (hidden * config.vocab_size + room_size(shard))
 
 
 def _random_tensors(config: ModelConfig, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
@@ -249,11 +275,19 @@ def _place(weights: GpuWeights, name: str) -> Place:
         weight = layer.qkv if kind == "weight" else layer.qkv_bias
         assert weight is not None
         return Place.stacked(weight, [shard.q_size, shard.kv_size, shard.kv_size])["qkv".index(module[0])]
+    if part in _GATE_UP_BIASES:
+        assert layer.gate_up_bias is not None
+        return Place.gate_up(layer.gate_up_bias)[_GATE_UP_BIASES.index(part)]
     if part in _GATE_UP:
         return Place.gate_up(layer.gate_up)[_GATE_UP.index(part)]
+    after_attention = layer.post_norm if layer.attention_norm is None else layer.attention_norm
     weight, axis = {
         "input_layernorm.weight": (layer.input_norm, None),
-        "post_attention_layernorm.weight": (layer.post_norm, None),
+        "post_attention_layernorm.weight": (after_attention, None),
+        "pre_feedforward_layernorm.weight": (layer.post_norm, None),
+        "post_feedforward_layernorm.weight": (layer.mlp_norm, None),
+        "self_attn.o_proj.bias": (layer.o_bias, None),
+        "mlp.down_proj.bias": (layer.down_bias, None),
         "self_attn.q_norm.weight": (layer.q_norm, None),
         "self_attn.k_norm.weight": (layer.k_norm, None),
         "self_attn.o_proj.weight": (layer.o, 1),

@@ -32,6 +32,10 @@ class PassBuffers:
     """[rows, heads, head_dim], rotated"""
     attended: torch.Tensor
     """[rows, heads, head_dim]"""
+    gate_up: torch.Tensor
+    """[rows, 2 intermediate] in the order of ops/gpu/gate_up.py, where a gate is not applied to the sums at once"""
+    branch: torch.Tensor
+    """[rows, hidden], what a layer adds to the residual stream, where it is not added at once"""
     activated: torch.Tensor
     """[rows, intermediate]"""
     resolved_ids: torch.Tensor
@@ -135,6 +139,9 @@ class BufferPool:
         rows, logits, hidden = bucket.rows, bucket.logits, config.hidden_size
         ranks = shard.size if shard.size > 1 else 0
         part_rows, part_logits = (rows, logits) if ranks else (0, 0)
+        form = config.form
+        gated_rows = rows if form.mlp_bias or form.activation != "silu" else 0
+        branch_rows = rows if form.branch_norms or (ranks and (form.output_bias or form.mlp_bias)) else 0
         heads = (rows, shard.heads, config.head_dim)
         bf16, f32, i32 = torch.bfloat16, torch.float32, torch.int32
         return {
@@ -143,6 +150,8 @@ class BufferPool:
             "qkv": ((rows, shard.qkv_size), bf16),
             "q": (heads, bf16),
             "attended": (heads, bf16),
+            "gate_up": ((gated_rows, 2 * shard.intermediate_size), bf16),
+            "branch": ((branch_rows, hidden), bf16),
             "activated": ((rows, shard.intermediate_size), bf16),
             "resolved_ids": ((rows,), i32),
             "paths": ((rows, MAX_ROWS), i32),

@@ -66,7 +66,7 @@ class PassRows:
 
     token_ids, positions, write_slots: int32 [n]; the target's ids, absolute positions, slots that keys and values go to
     (-1 for padding, whose outputs are never used). Token ids of nodes come from the kernel in front of the pass: read
-    them after `wait_for_previous`. rotary: float32 [positions, head_dim] of `rotary_table`.
+    them after `wait_for_previous`. rotary: float32 [positions, head_dim] of `Rope.table`.
     """
 
     token_ids: torch.Tensor

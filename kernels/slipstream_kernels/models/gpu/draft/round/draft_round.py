@@ -39,7 +39,7 @@ from slipstream_kernels.models.gpu.graph.stream_context import StreamContext
 from slipstream_kernels.models.gpu.memory_plan import available_bytes
 from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH, FrontierRows
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
-from slipstream_kernels.ops.rotary import Llama3Scaling, rotary_table
+from slipstream_kernels.ops.rope import Rope
 from slipstream_kernels.token_tree import TokenTree
 
 NOTHING_ASKED: Final[Int64] = np.empty((0, 2), np.int64)
@@ -57,8 +57,7 @@ class DraftRound:
         forward: DraftForward,
         limits: DraftLimits,
         *,
-        rope_theta: float,
-        rope_scaling: Llama3Scaling | None = None,
+        rope: Rope,
         ops: DraftOps | None = None,
         capture: bool = True,
         progress: bool = False,
@@ -93,7 +92,7 @@ class DraftRound:
             self._own_stream = StreamContext(self._stream)
         self._layouts: dict[RoundBucket, tuple[RoundLayout, RoundArrays[np.ndarray], RoundArrays[torch.Tensor]]] = {}
         with self._on_stream():
-            self._allocate(chain_rows, rope_theta, rope_scaling)
+            self._allocate(chain_rows, rope)
         self._graphs = GraphRunner[RoundBucket](self._run)
         if graphs:
             with self._on_stream():
@@ -351,7 +350,7 @@ class DraftRound:
             self._layouts[bucket] = layout, layout.views(self._host_words), layout.views(self._plan)
         return self._layouts[bucket]
 
-    def _allocate(self, chain_rows: int, rope_theta: float, rope_scaling: Llama3Scaling | None) -> None:
+    def _allocate(self, chain_rows: int, rope: Rope) -> None:
         limits, shape, device = self.limits, self.forward.shape, self._device
         pinned = device.type == "cuda"
         self._tables = RequestTables(limits.lines, shape.entries, device)
@@ -362,7 +361,7 @@ class DraftRound:
         keys, values = (torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(2))
         self._kv = KVStore(keys, values, PAGE_SIZE)
         self._node_slots = torch.arange(first, first + scratch, dtype=torch.int32, device=device)
-        table = rotary_table(rotary_positions(limits), shape.head_dim, rope_theta, rope_scaling)
+        table = rope.table(rotary_positions(limits), shape.head_dim)
         self._rotary = torch.from_numpy(table).to(device)
         self._buffers = RoundBuffers(shape, limits, self._sizes, chain_rows, device)
         self._features = HiddenStateInputs(self._buffers.features)

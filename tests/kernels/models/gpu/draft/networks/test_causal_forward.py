@@ -41,7 +41,7 @@ def test_paths_have_the_model_s_own_probabilities(folder: Path, ids: torch.Tenso
     assert forward.shape.entries == len(scored)
     config = forward.weights.shard.config
     limits = DraftLimits(max_depth=3, width=2, max_tokens=128, max_context=128, max_sessions=1)
-    draft = DraftRound(forward, limits, rope_theta=config.rope_theta, rope_scaling=config.rope_scaling)
+    draft = DraftRound(forward, limits, rope=config.rope)
     text = np.random.default_rng(1).integers(0, VOCAB, 75).tolist()
     draft.set_pages(0, 0, [3, 1, 0, 6, 2])
     draft.compute_text([RoundItem(0, 0, 0, text[:72])], [])

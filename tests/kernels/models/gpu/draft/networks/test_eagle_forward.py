@@ -13,6 +13,7 @@ from slipstream_kernels.models.gpu.draft.networks.eagle_weights import EagleWeig
 from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
+from slipstream_kernels.ops.rope import Rope
 
 LIMITS = DraftLimits(max_depth=2, width=2, max_tokens=512, max_context=256, max_sessions=4, chunk=32)
 HIDDEN, HEAD_DIM = 64, 64
@@ -49,7 +50,7 @@ class Counted:
             gated(x, weight, out)
 
         ops = replace(ops, layers=replace(ops.layers, linear=linear, gated_linear=gated_linear))
-        self.round = DraftRound(EagleForward(weights, ops), LIMITS, rope_theta=1e4)
+        self.round = DraftRound(EagleForward(weights, ops), LIMITS, rope=Rope(1e4))
         for line in range(4):
             self.round.set_pages(line, 0, range(line * 8, line * 8 + 8))
 

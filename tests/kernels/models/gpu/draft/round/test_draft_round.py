@@ -12,6 +12,7 @@ from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
 from slipstream_kernels.ops.gpu.draft_trees import COUNT
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.ops.rope import Rope
 from slipstream_kernels.token_tree import MAX_ROWS
 
 LIMITS = DraftLimits(max_depth=3, width=2, max_tokens=512, max_context=256, max_sessions=4, chunk=32)
@@ -22,7 +23,7 @@ def draft():
     weights = random_eagle3(
         hidden=64, intermediate=96, heads=2, kv_heads=1, head_dim=64, vocab=128, entries=80, device="cpu"
     )
-    made = DraftRound(EagleForward(weights, draft_ops.twins()), LIMITS, rope_theta=1e4)
+    made = DraftRound(EagleForward(weights, draft_ops.twins()), LIMITS, rope=Rope(1e4))
     for line in range(4):
         made.set_pages(line, 0, range(line * 8, line * 8 + 8))
     return made

@@ -10,6 +10,7 @@ from slipstream_kernels.models.gpu.draft.round.draft_round import DraftRound
 from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.memory_plan import plan_draft_memory
 from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
+from slipstream_kernels.ops.rope import Rope
 
 LIMITS = DraftLimits(max_depth=3, width=2, max_tokens=512, max_context=256, max_sessions=4)
 
@@ -23,7 +24,7 @@ def forward():
 
 def test_every_byte_is_planned():
     head = forward()
-    draft = DraftRound(head, LIMITS, rope_theta=1e4)
+    draft = DraftRound(head, LIMITS, rope=Rope(1e4))
     held = [value for value in vars(draft).values() if isinstance(value, torch.Tensor)]
     held += [*vars(draft._buffers).values(), *vars(draft._tables).values(), draft._kv.keys, draft._kv.values]
     buffers = head._buffers
@@ -38,7 +39,7 @@ def test_every_byte_is_planned():
 
 
 def test_what_does_not_fit_is_refused_with_figures():
-    head, sizes = forward(), DraftRound(forward(), LIMITS, rope_theta=1e4)._sizes
+    head, sizes = forward(), DraftRound(forward(), LIMITS, rope=Rope(1e4))._sizes
     plan = plan_draft_memory(head, LIMITS, sizes, 16, graphs=0, available=2**40)
     assert plan.pages == (512 // 16 + 4) * 16 * 4 * 64
     assert plan.scratch == 2 * 4 * 2 * 4 * 64

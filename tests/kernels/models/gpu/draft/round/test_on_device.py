@@ -13,6 +13,7 @@ from slipstream_kernels.models.gpu.draft.round.limits import DraftLimits
 from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.ops.rope import Rope
 
 pytestmark = pytest.mark.gpu
 
@@ -63,7 +64,7 @@ def made(request):
     limits = DraftLimits(
         max_depth=4, width=request.param, max_tokens=1024, max_context=512, max_sessions=4, sizes=(4,), chunk=64
     )
-    return DraftRound(EagleForward(weights, draft_ops.kernels()), limits, rope_theta=1e4), weights
+    return DraftRound(EagleForward(weights, draft_ops.kernels()), limits, rope=Rope(1e4)), weights
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_graphs_draft_what_the_twins_draft(made, texts):
     twin = replace(on_cpu(weights), layers=tuple(map(on_cpu, weights.layers)))
     text, states = texts
     got = trees(on_device, text, [each.cuda() for each in states])
-    wanted = trees(DraftRound(EagleForward(twin, draft_ops.twins()), on_device.limits, rope_theta=1e4), text, states)
+    wanted = trees(DraftRound(EagleForward(twin, draft_ops.twins()), on_device.limits, rope=Rope(1e4)), text, states)
     assert [len(tree) for tree in got] == [len(tree) for tree in wanted]
     alike = total = 0
     for ours, twins in zip(got, wanted, strict=True):

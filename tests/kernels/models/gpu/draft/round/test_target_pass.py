@@ -17,6 +17,7 @@ from slipstream_kernels.models.gpu.draft.round.round_plan import RoundItem, Roun
 from slipstream_kernels.models.gpu.draft.round.target_pass import TargetPass
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.ops.rope import Rope
 
 TREES = DraftLimits(max_depth=3, width=2, max_tokens=512, max_context=256, max_sessions=4, chunk=64)
 FEATURES = 192
@@ -33,7 +34,7 @@ def draft(request):
         hidden=64, intermediate=96, heads=2, kv_heads=1, head_dim=64, vocab=128, entries=80, device="cpu"
     )
     limits = TREES if request.param == "trees" else replace(TREES, width=1)
-    made = DraftRound(EagleForward(weights, draft_ops.twins()), limits, rope_theta=1e4)
+    made = DraftRound(EagleForward(weights, draft_ops.twins()), limits, rope=Rope(1e4))
     for line in range(len(CACHED)):
         made.set_pages(line, 0, range(line * 8, line * 8 + 8))
         made.tables.set_line(line, pack_line(**[{}, {"temperature": 0.8, "seed": 5, "top_k": 9}][line % 2]))

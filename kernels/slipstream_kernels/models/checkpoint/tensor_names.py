@@ -1,0 +1,118 @@
+"""Tensors of a model by name: as its folder stores them, and as it is computed with.
+
+The two differ where a family's files hold several weights as one, have norms' weights less one, or have the elements of
+a head that turn in another order. Everything behind the loader knows the second alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight
+from slipstream_kernels.ops.rope import rotated_first
+
+Weight = torch.Tensor | QuantisedWeight
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+_FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""What weights that lie above one another are called, and their parts in order."""
+_TURNED = (".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.q_norm", ".self_attn.k_norm")
+
+
+def expected_shapes(config: ModelConfig) -> Shapes:
+    """Name and shape of every tensor of the model, as it is computed with when no weight is quantised."""
+    form = config.form
+    hidden = config.hidden_size
+    yield EMBEDDING, (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (hidden,)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        if form.branch_norms:
+            yield prefix + "pre_feedforward_layernorm.weight", (hidden,)
+            yield prefix + "post_feedforward_layernorm.weight", (hidden,)
+        for name, (size, inputs), biased in _projections(config):
+            if form.head_norms and name == "self_attn.o_proj":
+                yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
+                yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
+            yield f"{prefix}{name}.weight", (size, inputs)
+            if biased:
+                yield f"{prefix}{name}.bias", (size,)
+    yield "model.norm.weight", (hidden,)
+    if not config.tie_word_embeddings:
+        yield HEAD, (config.vocab_size, hidden)
+
+
+def _projections(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int], bool]]:
+    """A layer's projections: name, (outputs, inputs), whether there is a bias."""
+    form, hidden, inner = config.form, config.hidden_size, config.intermediate_size
+    yield "self_attn.q_proj", (config.q_size, hidden), form.qkv_bias
+    yield "self_attn.k_proj", (config.kv_size, hidden), form.qkv_bias
+    yield "self_attn.v_proj", (config.kv_size, hidden), form.qkv_bias
+    yield "self_attn.o_proj", (hidden, config.q_size), form.output_bias
+    yield "mlp.gate_proj", (inner, hidden), form.mlp_bias
+    yield "mlp.up_proj", (inner, hidden), form.mlp_bias
+    yield "mlp.down_proj", (hidden, inner), form.mlp_bias
+
+
+def stored_shapes(config: ModelConfig) -> Shapes:
+    """Name and shape of every tensor of the model's folder, as it is when no weight is quantised."""
+    whole: dict[str, tuple[int, ...]] = {}
+    for name, shape in expected_shapes(config):
+        stored = stored_name(config, name)
+        before = whole.get(stored)
+        whole[stored] = shape if before is None else (before[0] + shape[0], *shape[1:])
+    yield from whole.items()
+
+
+def stored_name(config: ModelConfig, name: str) -> str:
+    """What the tensor of the folder is called that holds one of `expected_shapes`."""
+    if config.form.fused_projections:
+        for whole, parts in _FUSED.items():
+            for part in parts:
+                if f".{part}." in name:
+                    return name.replace(part, whole)
+    return name
+
+
+def stored_as_computed(config: ModelConfig) -> bool:
+    """Whether a folder's tensors are those that are computed with, name by name."""
+    return not (config.form.fused_projections or config.form.stored_less_one or config.rope.rotated)
+
+
+def computed(config: ModelConfig, stored: str, tensor: Weight) -> Iterator[tuple[str, Weight]]:
+    """Name and tensor of what a tensor of `stored_shapes` holds; norms' weights in float32 where they are added to."""
+    for name, part in _parts(config, stored, tensor):
+        if config.form.stored_less_one and name.endswith("norm.weight"):
+            assert isinstance(part, torch.Tensor)
+            yield name, part.float() + 1
+        elif config.rope.rotated and any(f"{each}." in name for each in _TURNED):
+            heads = part.shape[0] // config.head_dim
+            order = torch.tensor(rotated_first(config.head_dim, config.rope.rotated))
+            yield name, _rows(part, (torch.arange(heads)[:, None] * config.head_dim + order).flatten())
+        else:
+            yield name, part
+
+
+def _parts(config: ModelConfig, stored: str, tensor: Weight) -> Iterator[tuple[str, Weight]]:
+    sizes = {name.split(".", 1)[1]: shape[0] for name, shape, _ in _projections(config)}
+    for whole, parts in _FUSED.items() if config.form.fused_projections else ():
+        if f".{whole}." in stored:
+            start = 0
+            for part in parts:
+                end = start + sizes[part.split(".", 1)[1]]
+                yield stored.replace(whole, part), _rows(tensor, slice(start, end))
+                start = end
+            return
+    yield stored, tensor
+
+
+def _rows(weight: Weight, index: torch.Tensor | slice) -> Weight:
+    return weight.rows(index) if isinstance(weight, QuantisedWeight) else weight[index]

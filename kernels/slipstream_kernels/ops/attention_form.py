@@ -1,0 +1,25 @@
+"""What a layer's attention computes beside softmax(q K^T / sqrt(head_dim)) V over all positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """A row at position p sees the positions from p - window + 1 to p, or all up to p where `window` is 0.
+
+    scale: of products of query and key; 0: 1 / sqrt(head_dim). cap: scores s become cap * tanh(s / cap) where it is not
+    0, before any is masked (arXiv 2408.00118, section 2).
+    """
+
+    window: int = 0
+    scale: float = 0.0
+    cap: float = 0.0
+
+    def scale_of(self, head_dim: int) -> float:
+        """The factor of products of heads of so many elements."""
+        return float(self.scale or head_dim**-0.5)
+
+
+FULL = AttentionForm()
