@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.ops.attention_form import HEAD_DIMS
 
-_HEAD_DIMS = (64, 128)
 _MULTIPLE = 16
 _MOST_GROUP = 64
 
@@ -32,8 +32,8 @@ def check_shapes(sizes: Mapping[str, int], *, heads: int, kv_heads: int, head_di
     check_sizes(sizes, device=device)
     if device.type != "cuda":
         return
-    if head_dim not in _HEAD_DIMS:
-        raise NoGpuFormError(f"head_dim is {head_dim}; a GPU takes {_HEAD_DIMS[0]} and {_HEAD_DIMS[1]}")
+    if head_dim not in HEAD_DIMS:
+        raise NoGpuFormError(f"head_dim is {head_dim}; a GPU takes {', '.join(map(str, HEAD_DIMS))}")
     group = heads // kv_heads
     if group > _MOST_GROUP:
         raise NoGpuFormError(f"{group} query heads share a KV head; a GPU takes {_MOST_GROUP} at most")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+HEAD_DIMS = (64, 128, 256)
+"""Elements of a head that a GPU's kernels are made for."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:

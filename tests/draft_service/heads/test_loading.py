@@ -98,6 +98,14 @@ def test_a_head_without_embedding_needs_the_target(folder):
         load(folder)
 
 
+def test_a_head_without_embedding_is_refused_where_the_target_scales_its_own(folder):
+    make_tiny_model(folder.parent / "target", family="gemma2", hidden_size=32, vocab_size=300)
+    with pytest.raises(CheckpointError, match=r"the target's \(gemma2\) are multiplied by a factor"):
+        load(folder)
+    embedding, head = target_rows(folder.parent / "target")
+    assert embedding.data_ptr() == head.data_ptr()
+
+
 def test_an_eagle1_head_of_a_tied_target(tmp_path):
     target = write_target(tmp_path / "target", tied=True)
     write_head(tmp_path / "head", EAGLE1["two layers"])

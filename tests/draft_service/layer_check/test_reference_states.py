@@ -13,6 +13,7 @@ from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.capture_layers import Capture, boundaries_of
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
+from support.families import FORMS as FAMILIES
 from support.models import make_tiny_model
 from support.quantised_models import FORMS, write_quantised
 
@@ -60,6 +61,12 @@ def test_what_cannot_be_read_is_refused(tiny_model, tmp_path):
         read_texts(tiny_model, 1000, PATIENCE)
     with pytest.raises(FailedPreconditionError, match=r"reading .* here would take \d+ s, more than 0"):
         read_texts(tiny_model, LARGE, 0.0)
+    gemma = make_tiny_model(tmp_path / "gemma", **FAMILIES["gemma2"])
+    with pytest.raises(FailedPreconditionError, match=r"a gemma2 with norms behind .*, windows is not read for this"):
+        read_texts(gemma, LARGE, PATIENCE)
+    phi = make_tiny_model(tmp_path / "phi", **FAMILIES["phi4-mini"])
+    with pytest.raises(FailedPreconditionError, match="a phi3 with heads of which a part turns is not read"):
+        read_texts(phi, LARGE, PATIENCE)
     copy = shutil.copytree(tiny_model, tmp_path / "copy")
     (copy / "tokenizer.json").unlink()
     with pytest.raises(FailedPreconditionError, match=r"copy/tokenizer\.json cannot be read"):

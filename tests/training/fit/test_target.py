@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from support.fit_sources import SHAPE, small_target
 from support.models import make_tiny_model
 from support.quantised_models import FORMS, write_quantised
@@ -32,6 +33,18 @@ def test_part_of_the_distribution_moves_to_its_most_likely_token(scored: torch.T
 def test_a_weight_that_is_no_part_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="argmax_weight"):
         FitSettings(argmax_weight=weight)
+
+
+def test_a_target_that_scales_its_embedding_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", family="gemma2")
+    with pytest.raises(CheckpointError, match="no heads are trained for a gemma2"):
+        TargetRows(folder, torch.device("cpu"), torch.float32)
+
+
+def test_a_target_of_fused_projections_is_read_in_parts(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", family="phi3")
+    layer = TargetRows(folder, torch.device("cpu"), torch.float32).last_layer()
+    assert layer["self_attn.k_proj.weight"].shape == (64, 128) and layer["mlp.up_proj.weight"].shape == (192, 128)
 
 
 def test_a_quantised_target_is_the_model_it_decodes_to(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateS
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import Shard
-from slipstream_kernels.ops.gpu.attention_state import HEAD_DIMS
+from slipstream_kernels.ops.attention_form import HEAD_DIMS
 
 _GRAPH_BYTES = 8 << 20
 """What a captured graph takes of the device's memory, at most."""
@@ -88,7 +88,7 @@ def resolved_limits(
     """
     head_dim, longest = shard.config.head_dim, shard.config.max_context
     if device.type == "cuda" and head_dim not in HEAD_DIMS:
-        raise CheckpointError(f"head_dim is {head_dim}; a GPU takes {' and '.join(map(str, HEAD_DIMS))}")
+        raise CheckpointError(f"head_dim is {head_dim}; a GPU takes {', '.join(map(str, HEAD_DIMS))}")
     if limits.max_context > longest:
         raise ValueError(f"max_context is {limits.max_context}, the model's is {longest}")
     limits = replace(limits, max_context=limits.max_context or longest)

@@ -19,15 +19,15 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream_kernels.ops.attention_form import FULL, AttentionForm
+from slipstream_kernels.ops.attention_form import FULL, HEAD_DIMS, AttentionForm
 from slipstream_kernels.ops.gpu.launch import dot
 from slipstream_kernels.ops.gpu.position_splits import BLOCK
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.soft_cap import tanh
 
 _BLOCK = tl.constexpr(BLOCK)
-HEAD_DIMS = (64, 128)
-"""Elements of a head that the kernels are made for."""
+_WIDE, _FEWER_STAGES = 256, 3
+"""From so many elements on, no more stages fit the shared memory beside other programs' than these."""
 _COLUMNS_OF_A_WARP = 16
 
 NO_PEAK = tl.constexpr(-1e30)
@@ -38,6 +38,11 @@ def warps_of(columns: int) -> int:
     """Warps of a program whose tile has so many columns, 64 or 128."""
     assert columns in {64, 128}, columns
     return columns // _COLUMNS_OF_A_WARP
+
+
+def stages_of(stages: int, head_dim: int) -> int:
+    """Stages of a pipeline for heads of so many elements, of `stages` for fewer; any number gives the same bits."""
+    return min(stages, _FEWER_STAGES) if head_dim >= _WIDE else stages
 
 
 def score_scale(head_dim: int, form: AttentionForm = FULL) -> float:

@@ -24,6 +24,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     paged_slots,
     raised,
     score_scale,
+    stages_of,
     warps_of,
     window_start,
     within,
@@ -148,7 +149,7 @@ def prefill_attention(
 
     bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
     all rows; int32 page_table [lines, pages]. int32 tiles [T, 4] as `prefill_tiles` cuts them: first row, number of
-    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is 64 or 128. No
+    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is one of HEAD_DIMS. No
     kernel of the same pass writes tiles: they are read while those may still run.
     """
     _, heads, head_dim = q.shape
@@ -174,7 +175,7 @@ def prefill_attention(
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
         WINDOW=form.window,
-        STAGES=stages,
+        STAGES=stages_of(stages, head_dim),
         warps=warps_of(columns),
     )
 

@@ -23,6 +23,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     load_rows,
     paged_slots,
     score_scale,
+    stages_of,
     warps_of,
     window_start,
     within,
@@ -167,8 +168,8 @@ def prefix_attention(
     [lines, pages]. int32 segments [S, 4]: first row, number of rows (0 for padding), line, prefix length; a segment
     has at most columns // (heads // kv_heads) rows. int32 item_offsets [S + 1]: cumulative number of splits that hold
     a block below the prefix's last. `columns`, 64 or 128, is the width of a program's products; it changes no bit, nor
-    do `programs` and `stages`. head_dim is 64 or 128. No kernel of the same pass writes segments and offsets: they are
-    read while those may still run.
+    do `programs` and `stages`. head_dim is one of HEAD_DIMS. No kernel of the same pass writes segments and offsets:
+    they are read while those may still run.
     """
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
@@ -201,7 +202,7 @@ def prefix_attention(
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
         WINDOW=form.window,
-        STAGES=stages,
+        STAGES=stages_of(stages, head_dim),
         warps=warps_of(columns),
     )
 

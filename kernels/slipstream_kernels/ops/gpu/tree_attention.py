@@ -28,6 +28,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     power_of_two,
     raised,
     score_scale,
+    stages_of,
     warps_of,
     window_start,
     within,
@@ -213,7 +214,7 @@ def tree_attention(
     all rows. All else int32: page_table [lines, pages]; segments [S, 4] as of `prefix_attention`, a tree's of
     columns // (heads // kv_heads) rows each but for its last; by row `paths` [rows, P], `depths` and the slots written
     as of `tail_attention`, and `leaves` as of `tree_leaves` for segments of so many rows. `columns`, 64 or 128, and
-    `stages` change no bit. head_dim is 64 or 128. No kernel of the same pass writes segments.
+    `stages` change no bit. head_dim is one of HEAD_DIMS. No kernel of the same pass writes segments.
     """
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
@@ -245,7 +246,7 @@ def tree_attention(
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
         WINDOW=form.window,
-        STAGES=stages,
+        STAGES=stages_of(stages, head_dim),
         warps=warps_of(columns),
     )
 

@@ -10,9 +10,13 @@ import torch
 import transformers
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors, load_weights
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.invariance import probe_row_invariance
 from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight
 from support.families import FORMS, GEMMA2, ROPES
 from support.models import make_tiny_model
 
@@ -80,3 +84,17 @@ def test_an_embedding_is_scaled_in_its_own_type(tmp_path: Path) -> None:
     """55.4256 is 55.5 in bfloat16, with which the models were trained."""
     folder = make_tiny_model(tmp_path / "model", family="gemma2", hidden_size=3072, layers=1, intermediate_size=16)
     assert ModelConfig.from_folder(folder).form.embed_scale == 55.5
+
+
+def test_fused_projections_may_be_quantised(tmp_path: Path) -> None:
+    """Their rows are parted, and those of queries and keys put in order, with the scales that they have."""
+    folder = make_tiny_model(tmp_path / "model", **FORMS["phi4-mini"])
+    quantise_folder(folder, tmp_path / "quantised", RoundedFormat("fp8", 128))
+    config = ModelConfig.from_folder(tmp_path / "quantised")
+    weights = load_weights(tmp_path / "quantised", config)
+    assert isinstance(weights["model.layers.0.self_attn.q_proj.weight"], QuantisedWeight)
+    plain = load_tensors(folder, ModelConfig.from_folder(folder))
+    for name, tensor in load_tensors(tmp_path / "quantised", config).items():
+        torch.testing.assert_close(tensor.float(), plain[name].float(), rtol=0.07, atol=2e-3)
+    found, expected = (logits_in_chunks(CausalLM.load(each), (40,)) for each in (tmp_path / "quantised", folder))
+    assert np.linalg.norm(found - expected) < 0.2 * np.linalg.norm(expected)

@@ -105,6 +105,13 @@ def test_two_segments_a_warp_group_wide(device):
     check(scene, columns=128)
 
 
+def test_head_dim_256(device):
+    rng = np.random.default_rng(10)
+    scene = new_scene(group=2, head_dim=256, device=device)
+    scene.tree(sequence(rng, 66), [-1, 0], sequence(rng, 2))
+    check(scene)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that are none, in the interpreter
 def test_a_node_that_is_no_number_spoils_its_own_path_alone(device):
     """A drafted token may stand for an embedding that was never trained."""

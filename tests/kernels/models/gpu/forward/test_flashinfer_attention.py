@@ -17,6 +17,7 @@ from slipstream_kernels.models.gpu.forward.flashinfer_attention import (
     PrefillAttention,
     settled_attention,
 )
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 
 INSTALLED = importlib.util.find_spec("flashinfer") is not None
 needs_flashinfer = pytest.mark.skipif(
@@ -34,6 +35,13 @@ def test_missing_library_is_named_where_it_is_asked_for() -> None:
     with pytest.raises(FlashInferError, match=r"flashinfer-python.*slipstream-server\[gpu\].*--attention triton"):
         settled_attention("flashinfer", mode="fast")
     assert settled_attention("auto", mode="fast") == "triton"
+
+
+def test_models_with_windows_are_refused() -> None:
+    forms = [FULL, AttentionForm(window=100)]
+    with pytest.raises(FlashInferError, match="for models without windows, scales and bounds"):
+        settled_attention("flashinfer", mode="fast", forms=forms)
+    assert settled_attention("auto", mode="fast", forms=forms) == "triton"
 
 
 @pytest.mark.skipif(INSTALLED, reason="FlashInfer is installed")
