@@ -103,7 +103,9 @@ def tiles_of(weight: PackedWeight, rows: int, *, gated: bool, full: bool) -> Ite
     if not full:
         yield PackedTile(24 // products // 8 * 8, 16, 3, 2)
         yield PackedTile(64 // products, 64, 3, 1)
-        yield PackedTile(128 // products, 64, 3, 1, 8)
+        wide = PackedTile(128 // products, 64, 3, 1, 8)
+        if wide.shared_memory(weight, gated) <= 216 * 1024:
+            yield wide
         yield PackedTile(64 // products, 16, 3, 2, 8)
         yield PackedTile(64 // products, 8, 3, 2)
         return

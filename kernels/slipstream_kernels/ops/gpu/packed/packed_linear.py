@@ -144,10 +144,14 @@ def packed_tile(weight: PackedWeight, rows: int, *, gated: bool) -> PackedTile:
     outputs = len(weight) // products
     tokens = min(max(next_power_of_2(rows), 16), 64)
     # Of many tokens each program reads as much as of its weights: fewer programs share more.
-    warps = 8 if tokens == 64 and len(weight) > MATRIX_ROWS * _MULTIPROCESSORS else 4
+    wide = PackedTile(2 * MATRIX_ROWS // products, 64, 3, 1, 8)
+    eight = tokens == 64 and len(weight) > MATRIX_ROWS * _MULTIPROCESSORS
+    warps = 8 if eight and wide.shared_memory(weight, gated) <= _ALONE_BYTES else 4
     share = even_share(outputs, 16 * warps // products)
     alone = tokens == 64 or outputs <= share * _MULTIPROCESSORS
     tile = PackedTile(share, tokens, 3, 2 if alone and tokens < 64 else 1, warps)
+    if tile.shared_memory(weight, gated) > _ALONE_BYTES:
+        tile = replace(tile, parts=1)
     return with_stages(tile, weight, gated=gated, room=_ALONE_BYTES if alone else _SHARED_BYTES)
 
 

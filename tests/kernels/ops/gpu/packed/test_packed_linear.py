@@ -21,7 +21,15 @@ from slipstream_kernels.ops.gpu.packed.packed_linear import (
     packed_tile,
 )
 from slipstream_kernels.ops.gpu.packed.packed_tile import MATRIX_ROWS, PART, PackedTile
-from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight, can_pack, form_of, pack, unpacked
+from slipstream_kernels.ops.gpu.packed.packed_weight import (
+    GROUPS,
+    PackedForm,
+    PackedWeight,
+    can_pack,
+    form_of,
+    pack,
+    unpacked,
+)
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode, stacked
 from support.quantised_weights import random_weight
 
@@ -205,3 +213,13 @@ def test_parts_take_the_groups_and_zero_points_of_the_whole() -> None:
     whole_rows = random_weight("int8", 16, 256, group=256)
     form = replace(form_of(whole_rows), group=64, zeros=True)
     assert equal_bits(decode(unpacked(pack(whole_rows, form))), decode(whole_rows))
+
+
+@pytest.mark.parametrize("number", ["e4m3", "int8", "int4"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [1, 16, 32, 64])
+def test_tiles_fit_shared_memory(number: Any, rows: int, *, gated: bool) -> None:
+    for outputs, inputs in ((4096, 14336), (6144, 4096), (28672, 4096), (128256, 4096)):
+        for group in (0, *GROUPS[number]):
+            weight = PackedForm(number, outputs, inputs, group, zeros=number != "e4m3").empty("meta")
+            assert packed_tile(weight, rows, gated=gated).shared_memory(weight, gated) <= 220 * 1024
