@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import psutil
 
 from benchmarks.lib.repository import ROOT
 from launcher.services.free_ports import free_ports
-from launcher.services.process import PARENT_DEATH_SIGNAL
+from launcher.services.process import leash_arguments
 
 LOOPBACK = "127.0.0.1"
 PORTS = ("http", "grpc", "verify", "draft")
@@ -106,7 +107,7 @@ def start_server(
     `descriptors`: hard limit of open files of every process, if not 0; the soft one is lower, as systems set it.
     """
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
-    command = [sys.executable, "-I", "-S", str(PARENT_DEATH_SIGNAL), str(os.getpid())]
+    command = [sys.executable, "-I", "-S", *leash_arguments(signal.SIGTERM)]
     command += [sys.executable, "-m", "launcher", "serve", "--model", str(model)]
     command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
     command += [part for spec in draft for part in ("--draft", spec)]

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.cluster_command import cluster
 from launcher.cli.deploy_command import deploy
 from launcher.cli.serve_command import serve
 from launcher.cli.tls_options import TlsCa, TlsCert, TlsKey, TlsServerName, tls_files
@@ -152,6 +153,7 @@ def swap_draft(
 
 
 app.command()(deploy)
+app.add_typer(cluster)
 
 
 @app.command()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from slipstream.packages import child_environment
@@ -58,14 +58,17 @@ class PidfdProcess:
         self.close()
 
 
-def start_to_stay(arguments: Sequence[str], log: Path) -> PidfdProcess:
-    """Start a program, its path first, in a session of its own, with its output appended to `log`."""
+def start_to_stay(arguments: Sequence[str], log: Path, added: Mapping[str, str] = MappingProxyType({})) -> PidfdProcess:
+    """Start a program, its path first, in a session of its own, with its output appended to `log`.
+
+    `added` joins this process's environment.
+    """
     appended = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(log), appended, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    environment = os.environ | child_environment() | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | child_environment() | {"PYTHONUNBUFFERED": "1", **added}
     pid = os.posix_spawn(arguments[0], list(arguments), environment, file_actions=files, setsid=True)
     return PidfdProcess(pid)

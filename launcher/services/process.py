@@ -49,19 +49,27 @@ class ServiceCommand:
     """Whether it has started once it answers health checks, though it may wait for others before it says it serves."""
 
 
-class Spawner:
-    """Starts children from one thread that lives as long as the process, which the leash needs."""
+def leash_arguments(number: signal.Signals) -> tuple[str, ...]:
+    """What Python runs before a command that is to get this signal when the calling thread has ended."""
+    return str(PARENT_DEATH_SIGNAL), str(os.getpid()), str(int(number))
 
-    def __init__(self) -> None:
+
+class Spawner:
+    """Starts children from one thread that lives as long as the process, which the leash needs.
+
+    `death_signal` is what they get when the process is gone: SIGTERM drains them, SIGKILL frees what they hold at once.
+    """
+
+    def __init__(self, death_signal: signal.Signals = signal.SIGTERM) -> None:
+        self._death_signal = death_signal
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 
     def start(self, command: ServiceCommand) -> subprocess.Popen[str]:
         """Start the command in a process group of its own, so that a terminal's Ctrl-C reaches the launcher alone."""
         return self._thread.submit(self._start, command).result()
 
-    @staticmethod
-    def _start(command: ServiceCommand) -> subprocess.Popen[str]:
-        leash = (sys.executable, "-I", "-S", str(PARENT_DEATH_SIGNAL), str(os.getpid()))
+    def _start(self, command: ServiceCommand) -> subprocess.Popen[str]:
+        leash = (sys.executable, "-I", "-S", *leash_arguments(self._death_signal))
         return subprocess.Popen(
             (*leash, *command.arguments),
             stdin=subprocess.DEVNULL,

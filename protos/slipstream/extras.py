@@ -14,6 +14,7 @@ _GATEWAY: Final = ("fastapi", "httptools", "jinja2", "llguidance", "orjson", "to
 _PROMPTS: Final = ("datasketch", "detect_secrets", "presidio_analyzer", "py3langid", "pyap", "tokenizers")
 
 MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "cluster": ("ray",),
     "device": _DEVICE,
     "gateway": _GATEWAY,
     "serve": tuple(dict.fromkeys(_DEVICE + _GATEWAY)),

@@ -56,6 +56,8 @@ class LoopState:
     """Drafted nodes left out of passes for the sake of another tenant's share."""
     prompt_tokens: int = 0
     """Tokens of prompts that steps have computed."""
+    oldest_arrival: float | None = None
+    """When the oldest of the queued requests came, in time.monotonic(); None where none is queued."""
     verify_steps: int = 0
     """Steps, counted once for each request that they decided tokens of."""
     step_rows: BucketCounts | None = None
@@ -96,6 +98,7 @@ def snapshot(
         displaced=scheduler.places.displaced,
         cut_nodes=passes.cut_nodes,
         prompt_tokens=counters.prompt_tokens,
+        oldest_arrival=scheduler.oldest_arrival,
         verify_steps=epilogue.verify_steps,
         step_rows=epilogue.step_rows,
         step_seconds=epilogue.step_seconds,

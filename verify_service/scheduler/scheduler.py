@@ -71,6 +71,12 @@ class Scheduler:
         return self._tenants.num_waiting
 
     @property
+    def oldest_arrival(self) -> float | None:
+        """When the oldest of the waiting requests came, in time.monotonic(); None where none waits."""
+        heads = (tenant.waiting[0] for tenant in self._tenants if tenant.waiting)
+        return min((state.request.arrival for state in heads), default=None)
+
+    @property
     def num_tenants(self) -> int:
         """Tenants whose requests run or wait."""
         return len(self._tenants)

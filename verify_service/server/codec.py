@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
@@ -186,6 +187,8 @@ def encode_state(loop: LoopState, link: LinkState) -> bytes:
         draining=loop.draining,
         draft_deadline_us=round(1e6 * link.deadline),
         drafters=map(_drafter, link.drafters),
+        oldest_wait_seconds=0.0 if loop.oldest_arrival is None else max(0.0, time.monotonic() - loop.oldest_arrival),
+        prompt_tokens=loop.prompt_tokens,
     ).SerializeToString()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 
 import numpy as np
 import pytest
@@ -193,13 +194,15 @@ def test_info_and_state_carry_every_figure() -> None:
     assert (info.serving_seconds, info.cache_events, info.page_size) == (2.5, True, 16)
     stats = DraftStats(5, 6, 7, 8, 9, 11, 12, 13, 14, 15, {"q": SourceCount("q", 8, 9)})
     drafter = DrafterState(1, "d", "host:2", 3, "shm", Mode.AHEAD_OR_WAIT, "p", 4, 0.5, 10, 16, stats, 0.017, 0.018)
-    loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True)
+    came = time.monotonic() - 60
+    loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True, prompt_tokens=21, oldest_arrival=came)
     state = verify_pb2.GetStateResponse.FromString(
         encode_state(loop, LinkState(12, 13, 14, 15, 16, 17, 0.0025, (drafter,)))
     )
     assert [state.running, state.queued, state.pages_total, state.pages_free, state.pages_cached] == [1, 2, 3, 4, 5]
     assert [state.steps, state.committed_tokens, state.drafted_tokens, state.accepted_tokens] == [6, 7, 8, 9]
     assert [state.preemptions, state.prefix_hit_tokens, state.draining] == [10, 11, True]
+    assert 60 <= state.oldest_wait_seconds < 90 and state.prompt_tokens == 21
     assert [state.attachments, state.draft_waits, state.draft_misses] == [12, 13, 14]
     assert [state.stale_records, state.malformed_records, state.draft_deadline_us] == [15, 16, 2500]
     values = [getattr(state.drafters[0], field.name) for field in state.drafters[0].DESCRIPTOR.fields]

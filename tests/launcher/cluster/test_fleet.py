@@ -1,0 +1,239 @@
+"""The controller's decisions, carried out by hosts in virtual time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from launcher.cluster.autoscaler import Load, Scaling
+from launcher.cluster.fleet import LONGEST_DELAY, MOST_FAILURES, Fleet, Start, State, Stop
+from launcher.cluster.replica_spec import ReplicaSpec
+
+OLD, NEW = ReplicaSpec("/old", finish_seconds=20), ReplicaSpec("/new", finish_seconds=20)
+TICK = 0.25
+
+
+class Hosts:
+    """Nodes with places for replicas, which take `start` seconds to serve and `stop` to end.
+
+    Streams of a replica that drains move to any other that serves with the same bits; else they last.
+    """
+
+    def __init__(self, places, scaling, *, start=3.0, stop=0.5, broken=()):
+        self.fleet = Fleet(scaling)
+        self.places = dict(places)
+        self.start, self.stop, self.broken = start, stop, set(broken)
+        self.now = 0.0
+        self.streams = {}
+        self.begun, self.ending, self.off = {}, {}, {}
+        self.least_ready = []
+
+    def kill_node(self, node):
+        del self.places[node]
+        for record in [each for each in self.fleet.records.values() if each.node == node]:
+            self.lose(record.number)
+
+    def lose(self, number, reason="killed"):
+        self.begun.pop(number, None)
+        self.ending.pop(number, None)
+        self.move(number)
+        self.fleet.ended(number, reason, self.now)
+
+    def move(self, number):
+        """To others that can go on with them; whether all are gone."""
+        record = self.fleet.records[number]
+        others = [each.number for each in self.ready() if each.bits == record.bits and each.number != number]
+        if others and self.streams.get(number):
+            self.streams[others[0]] = self.streams.get(others[0], 0) + self.streams.pop(number)
+
+    def ready(self):
+        return [each for each in self.fleet.records.values() if each.state is State.READY]
+
+    def tick(self):
+        fleet = self.fleet
+        for number, since in list(self.begun.items()):
+            record = fleet.records[number]
+            taken = [each.node for each in fleet.records.values()]
+            free = [node for node, size in self.places.items()
+                    if taken.count(node) < size and node not in self.off[number]]  # fmt: skip
+            if not record.node and free:
+                fleet.placed(number, free[0])
+                self.begun[number] = self.now
+            elif record.node and self.now >= since + self.start:
+                del self.begun[number]
+                model = fleet.specs[record.generation].model
+                if model in self.broken:
+                    fleet.ended(number, "no such file", self.now)
+                else:
+                    fleet.ready(number, f"host:{number}", (model,), self.now)
+        for number, at in list(self.ending.items()):
+            if self.now >= at:
+                del self.ending[number]
+                self.fleet.ended(number, "", self.now)
+        for record in fleet.records.values():
+            if record.state is State.DRAINING:
+                self.move(record.number)
+            fleet.loaded(record.number, Load(running=self.streams.get(record.number, 0), capacity=64, pages_total=100,
+                                             pages_idle=100))  # fmt: skip
+        for action in fleet.decide(self.now):
+            if isinstance(action, Start):
+                self.begun[action.number], self.off[action.number] = self.now, action.off
+            elif isinstance(action, Stop):
+                self.begun.pop(action.number, None)
+                self.ending[action.number] = self.now + self.stop
+        self.least_ready.append(len(self.ready()))
+        self.now += TICK
+
+    def run(self, seconds, until=lambda: False):
+        end = self.now + seconds
+        while self.now < end and not until():
+            self.tick()
+
+    def settle(self, seconds=120.0):
+        self.run(seconds, until=lambda: bool(self.fleet.records) and self.fleet.settled)
+        assert self.fleet.settled, self.fleet
+
+
+def hosts(wanted, places, **more):
+    found = Hosts(places, Scaling(wanted, wanted), **more)
+    found.fleet.apply(OLD, found.fleet.scaling)
+    found.settle()
+    return found
+
+
+def test_replicas_start_together():
+    found = hosts(3, {"a": 2, "b": 2})
+    assert len(found.ready()) == 3 and found.now < 5
+
+
+def test_a_lost_node_is_replaced_at_once_on_another():
+    found = hosts(3, {"a": 1, "b": 1, "c": 2})
+    found.kill_node("a")
+    begun = found.now
+    found.settle()
+    assert found.now - begun < found.start + 1 and {each.node for each in found.ready()} <= {"b", "c"}
+
+
+def test_a_replica_that_drains_is_replaced_first_then_left_by_its_streams_and_ends_in_seconds():
+    found = hosts(2, {"a": 3})
+    found.streams = {1: 5}
+    found.fleet.release(1)
+    found.least_ready.clear()
+    begun = found.now
+    found.settle()
+    assert found.now - begun < found.start + 4 and min(found.least_ready) == 2
+    assert 1 not in found.fleet.records and sum(found.streams.values()) == 5
+
+
+def test_without_a_free_place_the_old_one_makes_room():
+    found = hosts(2, {"a": 1, "b": 1})
+    found.fleet.release(1)
+    found.least_ready.clear()
+    found.settle()
+    assert min(found.least_ready) == 1 and 1 not in found.fleet.records
+
+
+def test_a_cleared_node_loses_its_replicas_and_gets_none():
+    found = hosts(2, {"a": 2, "b": 2})
+    assert {each.node for each in found.ready()} == {"a"}
+    found.fleet.clear("a")
+    found.settle()
+    assert {each.node for each in found.ready()} == {"b"}
+    found.lose(found.ready()[0].number)
+    found.settle()
+    assert {each.node for each in found.ready()} == {"b"}
+
+
+def test_an_upgrade_exchanges_one_after_the_other_and_never_has_fewer():
+    found = hosts(3, {"a": 4})
+    found.least_ready.clear()
+    found.fleet.apply(NEW, found.fleet.scaling)
+    most = 0
+    while not found.fleet.settled:
+        found.tick()
+        most = max(most, len(found.fleet.records))
+    assert {each.bits for each in found.ready()} == {("/new",)} and most <= 4 + 1
+    assert min(found.least_ready) == 3
+    assert list(found.fleet.specs) == [2]
+    assert "other bits" in found.fleet.notes[0]
+
+
+def test_streams_that_cannot_move_end_where_they_are_up_to_the_limit():
+    found = hosts(1, {"a": 2})
+    found.streams = {1: 1}
+    found.fleet.apply(NEW, found.fleet.scaling)
+    found.run(10)
+    assert found.fleet.records[1].state is State.DRAINING and len(found.ready()) == 1
+    begun = found.fleet.records[1].since
+    found.run(60, until=lambda: 1 not in found.fleet.records)
+    assert OLD.finish_seconds <= found.now - begun <= OLD.finish_seconds + 2
+
+
+def test_an_upgrade_that_does_not_start_is_taken_back_and_costs_no_replica():
+    found = hosts(2, {"a": 3}, broken=["/new"])
+    found.least_ready.clear()
+    found.fleet.apply(NEW, found.fleet.scaling)
+    found.run(40)
+    assert found.fleet.settled and min(found.least_ready) == 2
+    assert {each.bits for each in found.ready()} == {("/old",)}
+    assert found.fleet.notes[-1] == "the upgrade is taken back: no such file"
+    assert found.fleet.next_number == 3 + MOST_FAILURES
+    found.broken.clear()
+    found.fleet.apply(NEW, found.fleet.scaling)
+    found.settle()
+    assert {each.bits for each in found.ready()} == {("/new",)}
+
+
+def test_a_first_generation_that_does_not_start_is_tried_again_ever_more_rarely():
+    found = Hosts({"a": 4}, Scaling(2, 2), start=0.0, broken=["/old"])
+    found.fleet.apply(OLD, found.fleet.scaling)
+    found.run(120)
+    assert found.fleet.failures.reason == "no such file"
+    assert 8 < found.fleet.failures.count < 7 + 120 / LONGEST_DELAY
+    found.broken.clear()
+    found.settle()
+
+
+def test_fewer_are_reached_by_draining_the_least_loaded_one_by_one():
+    found = hosts(3, {"a": 3})
+    found.streams = {1: 4, 2: 1, 3: 2}
+    found.fleet.rescale(Scaling(1, 1))
+    found.settle()
+    assert [each.number for each in found.ready()] == [1] and found.streams[1] == 7
+
+
+def test_closing_ends_all_and_waits_for_streams_no_longer_than_told():
+    found = hosts(2, {"a": 2})
+    found.streams = {2: 1}
+    found.fleet.close(5.0)
+    begun = found.now
+    found.run(60, until=lambda: not found.fleet.records)
+    assert not found.fleet.records and 5 <= found.now - begun < 7
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_the_wanted_replicas_come_back(seed):
+    draw = random.Random(seed)
+    found = hosts(3, {"a": 2, "b": 2, "c": 2})
+    for _ in range(60):
+        event = draw.randrange(6)
+        numbers = list(found.fleet.records)
+        if event == 0 and len(found.places) > 1:
+            found.kill_node(draw.choice(list(found.places)))
+        elif event == 1:
+            found.places[f"n{found.now}"] = 2
+        elif event == 2 and numbers:
+            found.lose(draw.choice(numbers))
+        elif event == 3 and numbers:
+            found.fleet.release(draw.choice(numbers))
+        elif event == 4:
+            found.fleet.apply(draw.choice((OLD, NEW)), Scaling(*[draw.randint(1, 4)] * 2))
+        else:
+            found.streams = {number: draw.randrange(3) for number in numbers}
+        found.run(draw.uniform(0.0, 8.0))
+    found.places["large"] = 8
+    found.streams.clear()
+    found.settle()
+    model = found.fleet.specs[found.fleet.generation].model
+    assert {each.bits for each in found.ready()} == {(model,)} and len(found.ready()) == found.fleet.wanted
