@@ -1,0 +1,1 @@
+"""Replicas on a Ray of this machine, under kills of raylets, drains and steps of load."""
