@@ -35,6 +35,22 @@ def test_children_end_when_their_launcher_is_killed():
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="parent-death signals are Linux's")
+def test_children_that_ignore_sigterm_end_where_sigkill_is_their_death_signal():
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    )
+    starter = STARTER.replace('"import time; time.sleep(600)"', repr(deaf)).replace(
+        "Spawner())", "Spawner(signal.SIGKILL))"
+    )
+    starter = starter.replace("print(child", "time.sleep(0.01)\nwhile 'deaf' not in child.log(): pass\nprint(child")
+    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True) as launcher:
+        child = psutil.Process(int(launcher.stdout.readline()))
+        launcher.kill()
+    _, alive = psutil.wait_procs([child], timeout=60)
+    assert not alive
+
+
 def test_a_child_outlives_every_reference_to_its_spawner():
     child = ServiceProcess(
         ServiceCommand("child", (sys.executable, "-c", "import time; time.sleep(600)"), ""), Spawner()
