@@ -22,10 +22,11 @@ _GUESS = 0.06
 _AHEAD = 2
 """Levels' worth of time that a drafter takes besides those it drafts, with the way there and back."""
 
-_BEGINNINGS = 8
+_BEGINNINGS, _PAUSE = 8, 8
 """Waits in a row, of drafters that draft behind passes, for trees that the host had to ask for: rounds begin so.
 
-Drafting begins anew after every pause. To go on costs a fraction of that, so it is no price of going on.
+Drafting begins anew after every pause, of more than so many steps. To go on costs a fraction of that, so it is no price
+of going on.
 """
 
 Size = tuple[int, int]
@@ -66,7 +67,7 @@ class DraftTimeModel:
         self._waits: dict[Size, _Waits] = {}
         self._uses: dict[tuple[Size, int], int] = {}
         """Waits so far, by size and by the levels of the deepest tree."""
-        self._now = 0
+        self._now = self._waited_at = 0
         self._begin = 0
         """Waits that may still be a beginning; 0 where nothing drafts behind passes."""
         self._drafts_behind = False
@@ -103,9 +104,10 @@ class DraftTimeModel:
 
         Of the latest the median counts: a graph that is captured is not the price.
         """
-        if behind:
+        pause, self._waited_at = self._now - self._waited_at, self._now
+        if behind or (self._drafts_behind and pause > _PAUSE):
             self._begin = _BEGINNINGS
-        elif self._begin:
+        if self._begin and not behind:
             self._begin -= 1
             return
         size = _size(asked, running)

@@ -88,3 +88,14 @@ def test_the_first_waits_are_beginnings_too_where_drafters_draft_behind_passes(f
     assert seconds(model, 16) == guessed
     model.observe(9e-3, asked=16, running=16, levels=2)
     assert seconds(model, 16) == pytest.approx(9e-3)
+
+
+@pytest.mark.parametrize(("pause", "counts"), [(9, False), (4, True)])
+def test_after_a_pause_drafting_begins_anew_where_drafters_draft_behind_passes(pause: int, counts: bool) -> None:
+    model = model_of()
+    model.expect_behind(True)
+    model.observe(1e-3, asked=16, running=16, levels=2, behind=True)
+    see(model, *[(16, 9e-3)] * 8, steps=pause - 1)
+    for _ in range(20):
+        see(model, *[(16, 9e-3)] * 4, steps=pause - 1)
+    assert seconds(model, 16) == pytest.approx(9e-3 if counts else 1e-3)
