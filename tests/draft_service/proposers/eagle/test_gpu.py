@@ -150,7 +150,7 @@ def test_what_only_the_cpu_can_draft_with_stays_there(tmp_path, caplog):
     write_mtp(tmp_path, MTP["NextN, three layers"], seed=2)
     proposer = mtp.create(ProposerOptions("p", str(tmp_path), device="cuda:0"))
     assert isinstance(proposer, EagleProposer)
-    assert "p drafts on the CPU: head_dim is 16; a GPU takes 64 and 128" in caplog.text
+    assert "p drafts on the CPU: head_dim is 16; a GPU takes 64, 128, 256" in caplog.text
     with pytest.raises(NoGpuFormError, match="3 MTP layers"):
         head_weights(load_mtp(tmp_path), torch.device("cpu"))
 
