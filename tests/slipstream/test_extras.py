@@ -26,5 +26,7 @@ def distributions(extra: str) -> set[str]:
 @pytest.mark.parametrize("extra", MODULES)
 def test_the_modules_of_an_extra_are_those_of_its_packages(extra):
     known = packages_distributions()
+    if extra == "cluster" and "ray" not in known:
+        pytest.skip("Ray is not installed, which the extra `cluster` brings")
     named = {name.lower().replace("_", "-") for module in MODULES[extra] for name in set(known[module])}
     assert named == distributions(extra)
