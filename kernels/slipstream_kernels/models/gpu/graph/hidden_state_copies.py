@@ -138,7 +138,7 @@ class HiddenStateSender:
         if plan.packed is not None or count <= self._most_packed:
             stage = self._take_stage()
             kept_rows = count if plan.packed is None else len(plan.packed)
-            staged = stage.rows.view(-1, states.shape[1])[:kept_rows]
+            staged = stage.rows[: kept_rows * states.shape[1]].view(kept_rows, states.shape[1])
             if plan.packed is None:
                 staged.copy_(source)
             else:
