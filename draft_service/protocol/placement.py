@@ -23,6 +23,11 @@ class Placement:
         """Whether it is a GPU."""
         return self.device != "cpu"
 
+    @property
+    def gpu_index(self) -> int:
+        """Of that GPU among the visible ones; 0 for the CPU."""
+        return int(self.device.partition(":")[2] or 0)
+
 
 CPU = Placement()
 

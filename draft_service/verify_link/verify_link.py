@@ -91,12 +91,15 @@ class VerifyLink:
         transports: Sequence[str] = codec.TRANSPORTS,
         share: float | None = None,
         drafting: DraftingMode = LOCKSTEP,
-        memory: Callable[[], DeviceMemory] = CudaMemory,
+        memory: Callable[[], DeviceMemory] | None = None,
         spin: float = 0.0,
         tls: Tls | None = None,
     ) -> None:
-        """`memory` is how states on verify's GPU are reached, `spin` that of `ShmExchange` and `GrpcRecordSource`."""
-        self._memory = memory
+        """`memory` is how states on verify's GPU are reached, by default from the GPU of the placement.
+
+        spin: that of `ShmExchange` and `GrpcRecordSource`.
+        """
+        self._memory = memory or partial(CudaMemory, identity.placement.gpu_index)
         self._spin = spin
         self._tls = tls
         self._stays_awake = bool(spin) and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
@@ -313,9 +316,9 @@ class VerifyLink:
         return HiddenStateRing.open(attachment.device_ring, self._memory(), self._identity.placement.device)
 
     def _open_queue(self, attachment: AttachGrant, states: HiddenStateRing) -> DevicePassQueue | None:
-        """The queue on verify's GPU, where that is the proposers' own and it can be had; what fails costs no more."""
-        address = attachment.device_queue
-        if address is None or address.gpu_uuid != self._identity.placement.gpu_uuid:
+        """The queue on verify's GPU, where kernels of the proposers' own reach it; what fails costs no more."""
+        address, device = attachment.device_queue, str(states.numbers.device)
+        if address is None or device not in (CPU, self._identity.placement.device):
             return None
         from draft_service.verify_link.device_queue import DevicePassQueue  # with Triton, which others do without
 

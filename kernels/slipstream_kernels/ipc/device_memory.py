@@ -68,7 +68,10 @@ class DeviceMemory(Protocol):
         ...
 
     def open(self, handle: bytes, size: int, gpu_uuid: str) -> DeviceBlock:
-        """Map what another process has allocated, on whichever GPU that was."""
+        """Map what another process has allocated, on whichever GPU that was.
+
+        The tensors are of this object's device where its kernels reach that memory, else of the GPU that has it.
+        """
         ...
 
 
@@ -102,16 +105,21 @@ class CudaMemory:
             raise DeviceMemoryError(f"{gpu_uuid or 'a GPU without a UUID'} is not visible from here")
         if len(handle) != HANDLE_BYTES:
             raise DeviceMemoryError(f"a handle of {len(handle)} bytes, not {HANDLE_BYTES}")
-        index = self._uuids.index(gpu_uuid)
+        index = self._reaching(self._uuids.index(gpu_uuid))
         named = self._cuda.cudaIpcMemHandle_t()
         named.reserved = handle
         with _on(self._cuda, index):
             pointer = _call(self._cuda, "cudaIpcOpenMemHandle", named, self._cuda.cudaIpcMemLazyEnablePeerAccess)
         return CudaBlock(self._cuda, index, gpu_uuid, pointer, size, handle, owned=False)
 
+    def _reaching(self, owner: int) -> int:
+        """The GPU whose kernels are to read what another one has: this object's, if the two are linked."""
+        linked = owner == self._index or _call(self._cuda, "cudaDeviceCanAccessPeer", self._index, owner)
+        return self._index if linked else owner
+
 
 class CudaBlock:
-    """Memory of a GPU, this process's own or another's."""
+    """Memory of a GPU, this process's own or another's. `index`: the visible GPU whose kernels reach it."""
 
     def __init__(
         self, cuda: Any, index: int, gpu_uuid: str, pointer: int, size: int, handle: bytes, *, owned: bool

@@ -104,13 +104,15 @@ def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @contextmanager
-def served(twins: Target, drafter: Drafter, *, mps: bool = True, **config: object) -> Iterator[Served]:
+def served(
+    twins: Target, drafter: Drafter, *, mps: bool = True, gpu_uuid: str = GPU_UUID, **config: object
+) -> Iterator[Served]:
     """A loop with the drafter attached through shared memory. At the end no session is left."""
     rings = DeviceRingPool(HostMemory(), max_step_rows=100, hidden_size=HIDDEN, mps=True)
     link = DraftLink(FACTS, LinkConfig(**({"deadline": 30.0} | config)), rings=rings)  # type: ignore[arg-type]
     worker = Worker([drafter])
     worker.start()
-    identity = Identity("test", "", os.getpid(), "0", Placement("cpu:0", GPU_UUID, mps))
+    identity = Identity("test", "", os.getpid(), "0", Placement("cpu:0", gpu_uuid, mps))
     with event_loop() as loop:
 
         async def start() -> tuple[GrpcServer, asyncio.Task[None]]:
@@ -150,9 +152,20 @@ def texts_of(work: Work) -> list[tuple[int, ...]]:
     return [request.prompt_token_ids + tokens for request, (tokens, _, _) in zip(*work, strict=True)]
 
 
-@pytest.mark.parametrize("at_once", [1, 0], ids=["alone", "together"])
+@pytest.mark.parametrize(
+    ("at_once", "gpu_uuid", "mps"),
+    [(1, GPU_UUID, True), (0, GPU_UUID, True), (0, "GPU-another", False)],
+    ids=["alone", "together", "on another GPU"],
+)
 def test_passes_verify_trees_that_came_behind_the_one_before(
-    twins: Target, head: Path, tiny_model: Path, work: Work, at_once: int, monkeypatch: pytest.MonkeyPatch
+    twins: Target,
+    head: Path,
+    tiny_model: Path,
+    work: Work,
+    at_once: int,
+    gpu_uuid: str,
+    mps: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replies: list[Reply] = []
     send = ShmExchange.send
@@ -164,7 +177,7 @@ def test_passes_verify_trees_that_came_behind_the_one_before(
     monkeypatch.setattr(ShmExchange, "send", count)
     drafter = Drafter(head, tiny_model)
     drafter.answers = texts_of(work)
-    with served(twins, drafter) as (runner, link, _, attachment):
+    with served(twins, drafter, gpu_uuid=gpu_uuid, mps=mps) as (runner, link, _, attachment):
         assert attachment.queue is not None
         assert attachment.overlap == "drafts behind the pass, on the device"
         assert_equal(runner.run(work[0], at_once), work[1])

@@ -164,7 +164,7 @@ class TransportNegotiator:
             except SlipstreamError as error:
                 reasons[CUDA_IPC] = error.message
         if negotiated.ring is not None:
-            negotiated.queue, negotiated.overlap = self._queue(request)
+            negotiated.queue, negotiated.overlap = self._queue(request, negotiated.ring.block.gpu_uuid)
         negotiated.transports = tuple(name for name in names if name not in reasons)
         if not negotiated.transports:
             raise ResourceExhaustedError("; ".join(f"{name}: {reasons[name]}" for name in names))
@@ -181,19 +181,16 @@ class TransportNegotiator:
             raise FailedPreconditionError("the draft service names no GPU")
         return self._rings.take(request.process_id, boundaries)
 
-    def _queue(self, request: AttachRequest) -> tuple[DeviceQueue | None, str]:
-        """A queue on the device, where both processes' kernels run side by side, and what operators are told."""
+    def _queue(self, request: AttachRequest, gpu_uuid: str) -> tuple[DeviceQueue | None, str]:
+        """A queue on the model's GPU, where both processes' kernels run side by side, and what operators are told."""
         assert self._rings is not None
-        reason = self._no_queue(request, self._rings.mps)
+        reason = self._no_queue(request, side_by_side=request.gpu_uuid != gpu_uuid or (self._rings.mps and request.mps))
         if reason:
             return None, after_the_pass(reason)
         from verify_service.draft_link.device_queue import DeviceQueue  # with Triton, which a CPU need not load
 
         try:
             memory = self._rings.take_queue(request.process_id, self._config.num_slots)
-            if memory.block.gpu_uuid != request.gpu_uuid:
-                memory.closed = True
-                return None, after_the_pass("it computes on another GPU")
             return DeviceQueue(memory, self._facts.vocab_size), "drafts behind the pass, on the device"
         except SlipstreamError as error:
             return None, after_the_pass(error.message)
@@ -201,7 +198,7 @@ class TransportNegotiator:
             _log.exception("the device's queue cannot be used")
             return None, after_the_pass(f"the device's queue cannot be used: {error!r:.200}")
 
-    def _no_queue(self, request: AttachRequest, mps: bool) -> str:
+    def _no_queue(self, request: AttachRequest, *, side_by_side: bool) -> str:
         """Why there cannot be any, as far as that is known before memory is taken."""
         if not any(offer.follows for offer in request.offers):
             return "none of its proposers can draft behind a pass"
@@ -209,6 +206,6 @@ class TransportNegotiator:
             return "the device's queue is turned off"
         if ahead_limit(request):
             return "it drafts ahead"
-        if not (mps and request.mps):
+        if not side_by_side:
             return "the processes take turns on the GPU; they would share it under NVIDIA MPS"
         return ""
