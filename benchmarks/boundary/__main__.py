@@ -2,6 +2,7 @@
 
     python -m benchmarks.boundary [--places slicing,mps,second] [--transports ...] [--modes ...] [--output FILE]
     python -m benchmarks.boundary --device cpu --weights folder    # no GPU: inproc, shm and grpc
+    python -m benchmarks.boundary --modes lockstep,behind --head DIR    # an EAGLE-3 head that drafts behind the pass
     python -m benchmarks.boundary --merge FILE ... --output FILE [--plot FILE]
 
 The target has the shapes of Llama-3.1-8B and the demo model's text (benchmarks.inflate), made on its device. The
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.boundary.plot import plot_boundary
-from benchmarks.boundary.settings import CUDA_IPC, MODES, PLACES, TRANSPORTS, Measured, settings_of
+from benchmarks.boundary.settings import BEHIND, CUDA_IPC, MODES, PLACES, TRANSPORTS, Measured, settings_of
 from benchmarks.boundary.tables import rows_of, text_of
 from benchmarks.inflate.shape_arguments import add_shape_arguments, shape_of
 from benchmarks.lib.mps import mps_server
@@ -122,6 +123,7 @@ def _measured(options: argparse.Namespace, place: str, folder: Path) -> Measured
         continuations=str(folder / "continuations.json"),
         folder=str(folder / place),
         attach_seconds=options.attach_seconds,
+        head=options.head,
     )
 
 
@@ -149,6 +151,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--places", type=_list, help=f"of {','.join(PLACES)} (slicing,mps and, where there is one, second)")
     add("--transports", type=_list, default=list(TRANSPORTS), help=f"of {','.join(TRANSPORTS)} (all)")
     add("--modes", type=_list, default=["lockstep", "ahead"], help=f"of {','.join(MODES)} (lockstep,ahead)")
+    add("--head", default="", metavar="DIR[:OPTIONS]", help="EAGLE-3 head for mode behind, of the target's shapes")
     add("--no-states", action="store_true", help="of a proposer that asks for no hidden states (three boundaries)")
     add("--draft-mb", type=float, default=1000.0, help="megabytes that a tree's passes read (1000)")
     add("--rows", type=int, default=16, help="rows of a tree in lockstep, root included (16)")
@@ -177,6 +180,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, names in known.items():
         if unknown := set(getattr(options, name)) - set(names):
             parser.error(f"unknown {name}: {', '.join(sorted(unknown))}")
+    if BEHIND in options.modes and not options.head:
+        parser.error("mode behind needs --head DIR")
     return options
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks.boundary.link import DraftLink, attached_here
 from benchmarks.boundary.plan import PROPOSER, DraftPlan, DraftReport
-from benchmarks.boundary.settings import Measured, Setting
+from benchmarks.boundary.settings import BEHIND, LOCKSTEP, Measured, Setting
+from benchmarks.boundary.timed_head import spec_of
 from benchmarks.lib.link_server import LinkServer, link_servers
 from benchmarks.lib.repository import ROOT
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
@@ -41,7 +42,8 @@ class Drafters:
             command: tuple[str, ...] = (
                 *(sys.executable, "-m", "draft_service", "--verify", f"127.0.0.1:{server.port}", "--port", "0"),
                 *("--proposers", self._write_plan(setting), "--device", self._measured.draft_device),
-                *("--transports", setting.transport, "--mode", setting.mode, "--log-level", "warning"),
+                *("--transports", setting.transport, "--log-level", "warning"),
+                *("--mode", LOCKSTEP if setting.mode == BEHIND else setting.mode),
             )
             if not setting.spins:
                 command = (*command, "--spin-ms", "0")
@@ -92,6 +94,9 @@ class Drafters:
                 raise DrafterError("the draft service did not end") from error
 
     def _write_plan(self, setting: Setting) -> str:
+        if setting.mode == BEHIND:
+            head = self._measured.head
+            return spec_of(head, self._report(setting), rows=setting.rows, depth=setting.depth)
         layers = self._config.num_layers
         places = tuple(sorted({min(2, layers), layers // 2, max(0, layers - 3)})) if setting.states else ()
         plan = DraftPlan(

@@ -55,8 +55,8 @@ def setting_row(
 def _empty(measured: Measured) -> Row:
     split = {f"{part.name} us": None for part in fields(Round)}
     names = ("round ms", "p90 ms", "p99 ms", "mean ms", "idle us", "idle p90 us", "drafted", "accepted")
-    others = ("tokens a round", "hits", "pass us", "draft GPU us", "commit us", "wait us", "rounds", "rounds split")
-    nothing = dict.fromkeys((*names, *others, "rows", "depth", "right", "round times ms"))
+    others = ("tokens a round", "hits", "pass us", "device round us", "draft GPU us", "commit us", "wait us")
+    nothing = dict.fromkeys((*names, *others, "rounds", "rounds split", "rows", "depth", "right", "round times ms"))
     return {"place": measured.place, "requests": measured.requests, **nothing, **split, "note": ""}
 
 
@@ -75,6 +75,7 @@ def _round(watched: Watched) -> Row:
         "idle us": median(idle),
         "idle p90 us": percentile(idle, 0.9),
         "pass us": None if times is None else median(times.graphs()),
+        "device round us": None if times is None else median(times.drafted_rounds()),
         "drafted": drafted / per_step,
         "accepted": decided / per_step - 1,
         "tokens a round": decided / per_step,

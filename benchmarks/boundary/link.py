@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from benchmarks.local_engine.local_loop import EngineConfig
 from benchmarks.local_engine.measured_model import MeasuredModel
 from slipstream_kernels.draft_protocol.proposer_host import HostLimits
+from slipstream_kernels.ipc.cuda_driver import is_mps_client
 from slipstream_kernels.ipc.device_memory import CudaMemory
 from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
@@ -65,13 +66,22 @@ class TimedLink(DraftLink):
 
 
 def timed_link(
-    model: MeasuredModel, engine: EngineConfig, transports: tuple[str, ...], *, deadline: float, spin: float
+    model: MeasuredModel,
+    engine: EngineConfig,
+    transports: tuple[str, ...],
+    *,
+    deadline: float,
+    spin: float,
+    tokenizer: str,
 ) -> TimedLink:
-    """A link to a model that the verify loop runs; steps wait for trees until the deadline, `spin` of it awake."""
+    """A link to a model that the verify loop runs; steps wait for trees until the deadline, `spin` of it awake.
+
+    tokenizer: the fingerprint of the model's.
+    """
     config = model.config
     facts = LinkFacts(
         model_fingerprint="model",
-        tokenizer_fingerprint="tokenizer",
+        tokenizer_fingerprint=tokenizer,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
@@ -84,7 +94,10 @@ def timed_link(
     rows = engine.prefill_chunk + engine.max_running + engine.step_nodes
     device = model.kv.keys.device
     if CUDA_IPC in transports:
-        rings = DeviceRingPool(CudaMemory(device.index or 0), max_step_rows=rows, hidden_size=config.hidden_size)
+        index = device.index or 0
+        rings = DeviceRingPool(
+            CudaMemory(index), max_step_rows=rows, hidden_size=config.hidden_size, mps=is_mps_client(index)
+        )
     return TimedLink(facts, LinkConfig(deadline=deadline, transports=transports, spin=spin), rings, str(device), rows)
 
 

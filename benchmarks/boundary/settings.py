@@ -13,7 +13,9 @@ from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 PLAIN = "plain"
 """Mode of the rows without a drafter."""
 LOCKSTEP = "lockstep"
-MODES = (LOCKSTEP, "ahead", "ahead-or-wait")
+BEHIND = "behind"
+"""An EAGLE-3 head that drafts behind the pass; in lockstep where it cannot."""
+MODES = (LOCKSTEP, BEHIND, "ahead", "ahead-or-wait")
 CUDA_IPC = "cuda_ipc"
 SHARED = (CUDA_IPC, "shm")
 TRANSPORTS = (IN_PROCESS, *SHARED, "grpc")
@@ -55,7 +57,8 @@ class Setting:
 
     def baseline(self) -> Setting:
         """The same proposer in verify's process."""
-        return Setting(IN_PROCESS, LOCKSTEP, self.states, self.rows, self.depth, self.right)
+        mode = BEHIND if self.mode == BEHIND else LOCKSTEP
+        return Setting(IN_PROCESS, mode, self.states, self.rows, self.depth, self.right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,13 @@ class Measured:
     continuations: str
     folder: str
     attach_seconds: float
+    head: str = ""
+    """EAGLE-3 head of settings behind, as on the command line: DIR[:OPTIONS]."""
     tokens: int = field(init=False)
     """New tokens that a request may have to live through both measurements of any setting."""
 
     def __post_init__(self) -> None:
-        most = max(setting.right for setting in self.settings) + 1
+        most = max(setting.depth if setting.mode == BEHIND else setting.right for setting in self.settings) + 1
         object.__setattr__(self, "tokens", most * (2 * (self.settle + self.rounds) + 64))
 
     def write(self, path: Path) -> None:
@@ -109,7 +114,8 @@ def settings_of(
 ) -> tuple[Setting, ...]:
     """Every transport in every mode, in verify's process always in lockstep.
 
-    Through the GPU's memory travel states alone, so that proposers without any take another way.
+    Through the GPU's memory travel states alone, so that proposers without any take another way. Behind the pass
+    nothing else is of use.
 
     In lockstep a tree has `tree` rows and levels, and the proposer gets states if they are wanted. Ahead it makes
     chains of `chain` tokens, and gets none: tokens yet undecided have no states. `asleep` adds rounds in lockstep
@@ -117,9 +123,11 @@ def settings_of(
     """
     found: dict[Setting, None] = {}
     for mode in modes:
-        rows, depth = tree if mode == LOCKSTEP else (chain + 1, chain)
-        has_states = states and mode == LOCKSTEP
+        rows, depth = tree if mode in (LOCKSTEP, BEHIND) else (chain + 1, chain)
+        has_states = mode == BEHIND or (states and mode == LOCKSTEP)
         fitting = [name for name in transports if has_states or name != CUDA_IPC]
+        if mode == BEHIND:
+            fitting = [name for name in transports if name in (IN_PROCESS, CUDA_IPC)]
         wanted = [Setting(transport, mode, has_states, rows, depth, min(right, depth)) for transport in fitting]
         beside = [setting.baseline() for setting in wanted if not setting.own_process]
         apart = [setting for setting in wanted if setting.own_process]

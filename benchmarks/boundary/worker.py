@@ -18,13 +18,14 @@ from benchmarks.boundary.drafters import Drafters, drafters
 from benchmarks.boundary.figures import Watched, plain_row, setting_row
 from benchmarks.boundary.link import GPU_SPIN_SECONDS, SPIN_SECONDS, timed_link
 from benchmarks.boundary.plan import PROPOSER
-from benchmarks.boundary.settings import Measured, Setting
+from benchmarks.boundary.settings import BEHIND, Measured, Setting
 from benchmarks.lib.continuations import continuation_key, read_continuations, write_continuations
 from benchmarks.lib.prompts import Prompt
 from benchmarks.lib.report import gpu_machine, write_json
 from benchmarks.local_engine.local_loop import EngineConfig, Job, LocalLoop, local_loop
 from benchmarks.local_engine.measured_model import MeasuredModel, PassTimes, make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import chat_token_ids
+from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
 QUESTIONS = (
@@ -85,10 +86,13 @@ class Place:
         model.capture(())  # what the setting before asked for
         offered = (setting.transport,) if setting.own_process else ()
         engine = config_of(measured, self._prompts)
-        link = timed_link(model, engine, offered, deadline=measured.deadline, spin=_spin(measured, setting))
+        spin, tokenizer = _spin(measured, setting), fingerprint(Path(measured.model)).tokenizer
+        link = timed_link(model, engine, offered, deadline=measured.deadline, spin=spin, tokenizer=tokenizer)
         jobs = [Job(prompt, measured.tokens, proposer=PROPOSER, rows=setting.rows) for prompt in self._prompts]
         with self._drafters.attached(setting, link):
             with local_loop(model, engine, link) as loop:
+                if setting.mode == BEHIND and not loop.loop.wait_idle(TIMEOUT):
+                    raise TimeoutError(f"graphs of passes that keep states took more than {TIMEOUT:g} s")
                 watched = self._watched(loop, jobs)
             state = link.state()
         return setting_row(measured, setting, watched, link, self._drafters.report(setting), state)

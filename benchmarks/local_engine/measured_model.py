@@ -64,6 +64,10 @@ class PassTimes:
         """As `between_passes`, before those passes only that have drafted rows."""
         return self._gaps(3, 0, drafted=True)
 
+    def drafted_rounds(self) -> list[float]:
+        """Microseconds from the end of each graph to that of the next one, of passes that have drafted rows."""
+        return self._gaps(2, 2, drafted=True)
+
     def graphs(self) -> list[float]:
         """Microseconds that each graph took."""
         return [1e3 * events[1].elapsed_time(events[2]) for _, events in self._whole()]

@@ -6,9 +6,11 @@ import pytest
 from benchmarks.boundary import __main__
 from benchmarks.boundary.rounds import Round, lengths, percentile, rounds
 from benchmarks.boundary.settings import Measured, Setting, settings_of
-from benchmarks.boundary.tables import OVER, compared, rows_of, text_of
+from benchmarks.boundary.tables import OVER, behind_passes, compared, rows_of, text_of
 from benchmarks.boundary.worker import measure
 from benchmarks.inflate.shape import Shape
+from support.eagle_heads import EAGLE3, write_head
+from support.eagle_heads import Shape as HeadShape
 
 SHAPE = Shape(256, 2, 4, 2, 64, 256, 600, 512)
 
@@ -123,3 +125,24 @@ def test_percentiles_are_values_that_occurred():
     assert percentile([], 0.5) is None
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([3.0, 1.0, 2.0], 1.0) == 3.0
+
+
+def test_a_head_behind_the_pass_is_compared_with_itself_in_process(tiny_model, tmp_path):
+    head, sizes = tmp_path / "head", json.loads((tiny_model / "config.json").read_text())
+    write_head(head, EAGLE3["whole vocabulary"], HeadShape(sizes["hidden_size"], 96, 4, 2, sizes["vocab_size"]))
+    settings = settings_of(("inproc", "shm"), ("behind",), states=True, tree=(4, 2), chain=2, right=1)
+    assert [(each.transport, each.mode, each.states) for each in settings] == [("inproc", "behind", True)]
+    measured = replace(measured_in(tmp_path, tiny_model, settings), head=f"{head}:target={tiny_model}:boundaries=0-1-2")
+    _, row = measure(measured)
+    assert row["note"] == ""
+    assert row["drafted"] > 0
+    assert row["states received"] > 0
+
+
+def test_the_time_between_is_what_neither_pass_nor_draft_took():
+    alone = {"place": "mps", "mode": "lockstep", "rows": 8, "pass us": 4000.0}
+    behind = {"place": "mps", "mode": "behind", "rows": 8, "pass us": 5000.0, "device round us": 5100.0}
+    drafted = behind | {"draft GPU us": 900.0}
+    first, second = behind_passes([alone, drafted, drafted | {"rows": 4}])
+    assert (first["pass us"], first["idle between us"]) == (4000.0, 200.0)
+    assert second["idle between us"] is None
