@@ -42,7 +42,7 @@ from typing import Any
 
 from benchmarks.drafter_faults.kills import line_of
 from benchmarks.drafter_faults.scenarios import CALM_SECONDS, SCENARIOS, Bench, failed
-from benchmarks.drafter_faults.services import start_times, supervised
+from benchmarks.drafter_faults.services import fallbacks, start_times, supervised
 from benchmarks.drafter_faults.traffic import Traffic, once
 from benchmarks.lib.mps import mps_server
 from benchmarks.lib.report import gpu_machine, write_json
@@ -193,9 +193,9 @@ def main() -> int:
 def _transports(bench: Bench) -> tuple[set[str], str]:
     """What is in use, and why it is not a better one."""
     info = verify_info(bench.services.cluster.verify_address)
-    return {each.transport for each in bench.services.state().drafters}, "; ".join(
-        sorted({each.transport_reason for each in info.proposers if each.transport_reason})
-    )
+    reasons = {each.transport_reason for each in info.proposers if each.transport_reason}
+    used = {each.transport for each in bench.services.state().drafters}
+    return used, "; ".join(sorted(reasons) + fallbacks(bench.services))
 
 
 def _acceptance(traffic: Traffic) -> str:

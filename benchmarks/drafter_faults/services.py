@@ -204,6 +204,12 @@ def start_times(services: Services) -> list[str]:
     return lines
 
 
+def fallbacks(services: Services) -> list[str]:
+    """Why draft services did not attach by the best transport that verify had, as they have logged it."""
+    lines = (line for process in services.drafts for line in process.log().splitlines())
+    return [line.partition(" (not by ")[2].removesuffix(")") for line in lines if " (not by " in line]
+
+
 def _more_drafters(layout: Layout, number: int) -> list[ServiceCommand]:
     """The same draft service so many times more, each under a name and an address of its own."""
     ports = free_ports(number)
