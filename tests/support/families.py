@@ -58,6 +58,41 @@ GEMMA2: dict[str, Any] = {
 }
 """With windows and bounds that texts of a hundred tokens feel; the root of its hidden size is one of bfloat16's."""
 
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {
+        "family": "mixtral",
+        "tied": False,
+        "heads": 4,
+        "kv_heads": 2,
+        "intermediate_size": 48,
+        "overrides": {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None},
+    },
+    "qwen2_moe": {
+        "family": "qwen2_moe",
+        "tied": False,
+        "hidden_size": 160,
+        "head_dim": 80,
+        "overrides": {
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 80,
+        },
+    },
+    "qwen3_moe": {
+        "family": "qwen3_moe",
+        "layers": 3,
+        "overrides": {
+            "num_experts": 9,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    },
+}
+"""Mixtures of experts: all layers, with one that computes every row, and with a layer that has none."""
+
 FORMS: dict[str, dict[str, Any]] = {
     "llama, all biases": {"overrides": {"attention_bias": True, "mlp_bias": True}},
     "qwen3, biases": {"family": "qwen3", "overrides": {"attention_bias": True}},

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from support.experts import expert_tensors, has_experts
+
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, "<|system|>", "<|user|>", "<|assistant|>")
 EOS_ID = SPECIAL_TOKENS.index(EOS)
@@ -56,7 +58,7 @@ def make_tiny_model(
     shards: int = 1,
     overrides: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a random model of `family` (gemma2, gemma3_text, llama, mimo, mistral, phi3, qwen2, qwen3).
+    """Write a random model of `family`, any that is supported; of experts `overrides` say how many, and so on.
 
     Returns its folder. Equal arguments give equal bytes. `overrides` replaces or adds entries of config.json.
     """
@@ -155,7 +157,10 @@ def _random_tensors(config: Mapping[str, Any], seed: int) -> _Tensors:
         if random.gemma:
             yield prefix + "pre_feedforward_layernorm.weight", random.norm(hidden)
             yield prefix + "post_feedforward_layernorm.weight", random.norm(hidden)
-        yield from _feed_forward(random, prefix + "mlp.")
+        if has_experts(config, layer):
+            yield from expert_tensors(config, prefix, random.linear)
+        else:
+            yield from _feed_forward(random, prefix + "mlp.")
     yield "model.norm.weight", random.norm(hidden)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", random.normal(config["vocab_size"], hidden, scale=0.1)
@@ -169,9 +174,9 @@ def _attention(random: _Random, prefix: str) -> _Tensors:
         yield from random.linear(prefix + "qkv_proj", q_size + 2 * kv_size, hidden)
     else:
         for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-            has_bias = biased or random.family in ("mimo", "qwen2")
+            has_bias = biased or random.family in ("mimo", "qwen2", "qwen2_moe")
             yield from random.linear(f"{prefix}{name}_proj", size, hidden, biased=has_bias)
-    if random.family in ("gemma3_text", "qwen3"):
+    if random.family in ("gemma3_text", "qwen3", "qwen3_moe"):
         yield prefix + "q_norm.weight", random.norm(head_dim)
         yield prefix + "k_norm.weight", random.norm(head_dim)
     yield from random.linear(prefix + "o_proj", hidden, q_size, biased=biased)

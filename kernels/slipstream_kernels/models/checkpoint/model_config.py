@@ -17,6 +17,7 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     text,
     token_ids,
 )
+from slipstream_kernels.models.checkpoint.expert_form import has_fused_experts
 from slipstream_kernels.models.checkpoint.model_form import FAMILIES, PLAIN, ModelForm, is_tied, read_form
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.quantisation.scheme import Quantisation
@@ -29,18 +30,20 @@ __all__ = ["FAMILIES", "CheckpointError", "ModelConfig", "read_json"]
 
 _HEAD_DIMS = {"gemma2": 256, "gemma3_text": 256}
 """Of families whose files need not name it, and where it is not the hidden size's share."""
-_BASES = {"gemma3_text": 1e6}
+_BASES = {"gemma3_text": 1e6, "mixtral": 1e6}
 """Of rotary frequencies, where the file names none and it is not 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape and constants of a dense decoder. Sizes are in elements, the context in tokens.
+    """Shape and constants of a decoder. Sizes are in elements, the context in tokens.
 
+    intermediate_size: of the layers that have no experts.
     rope: how heads turn, in the layers that `form` does not say otherwise of.
     tie_word_embeddings: the head is the embedding; not where the folder has another one, whatever config.json says.
     num_mtp_layers: layers that predict further tokens; drafters read them from the same folder, the model never.
     quantisation: which weights are stored in fewer bits; None: none.
+    fused_experts: the folder has the experts of a layer as one tensor.
     """
 
     family: str
@@ -60,6 +63,7 @@ class ModelConfig:
     num_mtp_layers: int = 0
     quantisation: Quantisation | None = None
     form: ModelForm = PLAIN
+    fused_experts: bool = False
 
     @property
     def q_size(self) -> int:
@@ -84,8 +88,22 @@ class ModelConfig:
     @property
     def layers_of_all_kinds(self) -> int:
         """So many of the first layers have one of every kind among them."""
-        kinds = self.attention_forms
+        kinds = [(form, self.has_experts(layer)) for layer, form in enumerate(self.attention_forms)]
         return max(map(kinds.index, kinds)) + 1
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether experts stand in the place of a layer's feed-forward network."""
+        return self.form.experts is not None and self.form.experts.layers[layer]
+
+    def intermediate_of(self, layer: int) -> int:
+        """Intermediate size of the network that computes every row of a layer; 0: its experts alone compute."""
+        experts = self.form.experts
+        return experts.shared_size if experts is not None and experts.layers[layer] else self.intermediate_size
+
+    @property
+    def widest_intermediate(self) -> int:
+        """The largest `intermediate_of`."""
+        return max(map(self.intermediate_of, range(self.num_layers)))
 
     @property
     def attention_forms(self) -> list[AttentionForm]:
@@ -115,6 +133,7 @@ class ModelConfig:
         rope = read_rope(
             fields, head_dim, layers=types, theta=_BASES.get(family, 10000.0), partial=family == "phi3"
         )  # fmt: skip
+        form = read_form(fields, family, layers, context)
         config = cls(
             family=family,
             vocab_size=vocab_size,
@@ -132,7 +151,8 @@ class ModelConfig:
             bos_token_id=next(iter(token_ids(fields, "bos_token_id", vocab_size)), None),
             num_mtp_layers=count(fields, "num_nextn_predict_layers"),
             quantisation=read_quantisation(fields),
-            form=read_form(fields, family, layers, context),
+            form=form,
+            fused_experts=form.experts is not None and has_fused_experts(folder),
         )
         config._check_shapes()
         return config

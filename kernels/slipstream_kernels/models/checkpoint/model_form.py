@@ -17,6 +17,7 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     shown,
     size,
 )
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm, read_mixtral, read_qwen_experts
 from slipstream_kernels.models.checkpoint.rope_fields import read_rope
 from slipstream_kernels.ops.rope import Rope
 
@@ -39,7 +40,8 @@ class ModelForm:
     and values are one tensor of the file, and gate and up another. window: positions that a row of the layers of
     `window_layers` sees; 0: all. local_rope: how heads turn in these layers, if otherwise than in others.
     embed_scale: factor of embeddings. attention_scale: of products of query and key, 0: 1 / sqrt(head_dim).
-    attention_cap, logit_cap: what scores and logits are softly bounded by, 0: nothing.
+    attention_cap, logit_cap: what scores and logits are softly bounded by, 0: nothing. experts: of the layers that have
+    them; None: no layer has.
     """
 
     qkv_bias: bool = False
@@ -57,6 +59,7 @@ class ModelForm:
     attention_scale: float = 0.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    experts: ExpertForm | None = None
 
     @property
     def beyond_qwen(self) -> tuple[str, ...]:
@@ -67,6 +70,7 @@ class ModelForm:
             "GELU": self.activation != "silu",
             "scaled embeddings": self.embed_scale != 1,
             "bounds of scores or logits": bool(self.attention_cap or self.logit_cap),
+            "experts": self.experts is not None,
         }
         return tuple(words for words, there in named.items() if there)
 
@@ -97,6 +101,10 @@ def _mistral(fields: _Fields, layers: int) -> ModelForm:
     return _with_window(ModelForm(), fields, (True,) * layers)
 
 
+def _mixtral(fields: _Fields, layers: int) -> ModelForm:
+    return replace(_mistral(fields, layers), experts=read_mixtral(fields, layers))
+
+
 def _phi3(fields: _Fields, layers: int) -> ModelForm:
     return _with_window(ModelForm(fused_projections=True), fields, (True,) * layers)
 
@@ -108,6 +116,16 @@ def _qwen2(fields: _Fields, layers: int) -> ModelForm:
 def _qwen3(fields: _Fields, layers: int) -> ModelForm:
     biased = flag(fields, "attention_bias")
     return _qwen_window(ModelForm(qkv_bias=biased, output_bias=biased, head_norms=True), fields, layers)
+
+
+def _qwen2_moe(fields: _Fields, layers: int) -> ModelForm:
+    biased = fields.get("qkv_bias") is None or flag(fields, "qkv_bias")
+    return ModelForm(qkv_bias=biased, experts=read_qwen_experts(fields, layers, shared=True))
+
+
+def _qwen3_moe(fields: _Fields, layers: int) -> ModelForm:
+    biased, experts = flag(fields, "attention_bias"), read_qwen_experts(fields, layers, shared=False)
+    return ModelForm(qkv_bias=biased, output_bias=biased, head_norms=True, experts=experts)
 
 
 def _qwen_window(form: ModelForm, fields: _Fields, layers: int) -> ModelForm:
@@ -171,9 +189,12 @@ FAMILIES: Mapping[str, Callable[[_Fields, int], ModelForm]] = {
     "llama": _llama,
     "mimo": _mimo,
     "mistral": _mistral,
+    "mixtral": _mixtral,
     "phi3": _phi3,
     "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
 }
 """By `model_type`, what reads the form of a model with so many layers."""
 

@@ -10,6 +10,13 @@ from collections.abc import Iterator
 
 import torch
 
+from slipstream_kernels.models.checkpoint.expert_names import (
+    computed_expert_name,
+    expert_projections,
+    fused_parts,
+    fused_shape,
+    stored_expert_name,
+)
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight
@@ -38,7 +45,7 @@ def expected_shapes(config: ModelConfig) -> Shapes:
         if form.branch_norms:
             yield prefix + "pre_feedforward_layernorm.weight", (hidden,)
             yield prefix + "post_feedforward_layernorm.weight", (hidden,)
-        for name, (size, inputs), biased in _projections(config):
+        for name, (size, inputs), biased in _projections(config, layer):
             if form.head_norms and name == "self_attn.o_proj":
                 yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
                 yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
@@ -50,13 +57,16 @@ def expected_shapes(config: ModelConfig) -> Shapes:
         yield HEAD, (config.vocab_size, hidden)
 
 
-def _projections(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int], bool]]:
+def _projections(config: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, int], bool]]:
     """A layer's projections: name, (outputs, inputs), whether there is a bias."""
     form, hidden, inner = config.form, config.hidden_size, config.intermediate_size
     yield "self_attn.q_proj", (config.q_size, hidden), form.qkv_bias
     yield "self_attn.k_proj", (config.kv_size, hidden), form.qkv_bias
     yield "self_attn.v_proj", (config.kv_size, hidden), form.qkv_bias
     yield "self_attn.o_proj", (hidden, config.q_size), form.output_bias
+    if config.has_experts(layer):
+        yield from expert_projections(config)
+        return
     yield "mlp.gate_proj", (inner, hidden), form.mlp_bias
     yield "mlp.up_proj", (inner, hidden), form.mlp_bias
     yield "mlp.down_proj", (hidden, inner), form.mlp_bias
@@ -69,7 +79,8 @@ def stored_shapes(config: ModelConfig) -> Shapes:
         stored = stored_name(config, name)
         before = whole.get(stored)
         whole[stored] = shape if before is None else (before[0] + shape[0], *shape[1:])
-    yield from whole.items()
+    for stored, shape in whole.items():
+        yield stored, fused_shape(config, stored, shape)
 
 
 def stored_name(config: ModelConfig, name: str) -> str:
@@ -79,12 +90,13 @@ def stored_name(config: ModelConfig, name: str) -> str:
             for part in parts:
                 if f".{part}." in name:
                     return name.replace(part, whole)
-    return name
+    return stored_expert_name(config, name) if config.form.experts is not None else name
 
 
 def stored_as_computed(config: ModelConfig) -> bool:
     """Whether a folder's tensors are those that are computed with, name by name."""
-    return not (config.form.fused_projections or config.form.stored_less_one or config.rope.rotated)
+    renamed = config.fused_experts or config.family == "mixtral"
+    return not (config.form.fused_projections or config.form.stored_less_one or config.rope.rotated or renamed)
 
 
 def computed(config: ModelConfig, stored: str, tensor: Weight) -> Iterator[tuple[str, Weight]]:
@@ -102,7 +114,14 @@ def computed(config: ModelConfig, stored: str, tensor: Weight) -> Iterator[tuple
 
 
 def _parts(config: ModelConfig, stored: str, tensor: Weight) -> Iterator[tuple[str, Weight]]:
-    sizes = {name.split(".", 1)[1]: shape[0] for name, shape, _ in _projections(config)}
+    if config.form.experts is not None:
+        fused = fused_parts(stored, tensor) if isinstance(tensor, torch.Tensor) else None
+        if fused is None:
+            yield computed_expert_name(config, stored), tensor
+        else:
+            yield from fused
+        return
+    sizes = {name.split(".", 1)[1]: shape[0] for name, shape, _ in _projections(config, 0)}
     for whole, parts in _FUSED.items() if config.form.fused_projections else ():
         if f".{whole}." in stored:
             start = 0

@@ -19,8 +19,10 @@ from slipstream_kernels.jit.threads import COUNTER_BYTES, Team
 from slipstream_kernels.models.capture_layers import Capture
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.model_form import ModelForm
+from slipstream_kernels.models.cpu.expert_buffers import expert_sizes, expert_words
 from slipstream_kernels.models.cpu.forward import ARGS, OTHER_PHASES, PHASES_PER_LAYER, forward_job
-from slipstream_kernels.models.cpu.packed_weights import Weight, pack_weights
+from slipstream_kernels.models.cpu.packed_matrix import Weight
+from slipstream_kernels.models.cpu.packed_weights import pack_weights
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.linear import padded
@@ -76,6 +78,8 @@ class CpuBackend:
         self.team = Team(threads)
         self._room = _bytes(threads * self._weights.room)
         self._set(_sizes(config, self._entries))
+        if config.form.experts is not None:
+            self._set(expert_sizes(config.form.experts))
         self._set({name: array.ctypes.data for name, array in self._weights.arrays.items()})
         self._set({"decode_room": self._room.ctypes.data, "decode_stride": self._weights.room})
         self._args["eps"] = config.rms_norm_eps
@@ -132,10 +136,13 @@ class CpuBackend:
             "normed": config.hidden_size,
             "qkv_out": padded(config.q_size + 2 * config.kv_size),
             "attended": config.q_size,
-            "gate_up_out": padded(2 * config.intermediate_size),
-            "activated": config.intermediate_size,
+            "gate_up_out": padded(2 * config.widest_intermediate),
+            "activated": config.widest_intermediate,
         }
-        self._buffers = {name: _bytes(capacity * width * 4) for name, width in widths.items()}
+        words = {name: capacity * width for name, width in widths.items()}
+        if config.form.experts is not None:
+            words |= expert_words(config.form.experts, config.hidden_size, capacity)
+        self._buffers = {name: _bytes(size * 4) for name, size in words.items()}
         self._buffers["scratch"] = _bytes(self.team.threads * room * 8)
         self._set({name: array.ctypes.data for name, array in self._buffers.items()})
 
@@ -186,8 +193,9 @@ def _numbers(config: ModelConfig) -> dict[str, np.float32]:
 
 
 def _has_branch(form: ModelForm) -> bool:
-    """Whether what a layer adds to the residual stream is added in a phase of its own."""
-    return form.branch_norms or form.output_bias or form.mlp_bias
+    """Whether what a layer adds to the residual stream, or a part of that, is added in a phase of its own."""
+    shared = form.experts is not None and form.experts.shared_size > 0
+    return form.branch_norms or form.output_bias or form.mlp_bias or shared
 
 
 def _slots_room(config: ModelConfig) -> int:

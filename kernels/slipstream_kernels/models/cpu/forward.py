@@ -9,6 +9,8 @@ import numpy as np
 from slipstream_kernels.jit.compiler import Job, kernel
 from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_i32, pointer_u16, pointer_u32, record_at, widened
 from slipstream_kernels.jit.threads import claim, complete, finish
+from slipstream_kernels.models.cpu import expert_layers
+from slipstream_kernels.models.cpu.expert_layers import EXPERT_PHASES, MATRIX, compute_experts
 from slipstream_kernels.ops.gelu_mul import gelu_mul_row
 from slipstream_kernels.ops.linear import linear_tasks
 from slipstream_kernels.ops.quantised_linear import weight_task
@@ -26,15 +28,14 @@ SIZES = (
 gate is passed through GELU, 0 for SiLU."""
 WEIGHTS = (
     "embedding", "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "post_norm", "gate_up", "down", "final_norm",
-    "head", "zeros", "layer_forms", "o_bias", "gate_up_bias", "down_bias", "attention_norm", "mlp_norm",
+    "head", "zeros", "layer_forms", "o_bias", "gate_up_bias", "down_bias", "attention_norm", "mlp_norm", "router",
 )  # fmt: skip
 """Addresses; weights of all layers lie one after the other. Those of biases and norms that a model has not are 0:
 q_norm and k_norm of heads, attention_norm and mlp_norm of what is added to the residual stream. Of qkv, o, gate_up,
-down and head it is that of a `MATRIX` for each layer, of layer_forms that of a `LAYER_FORM`."""
-MATRIX = np.dtype([(name, np.int64) for name in ("kind", "weight", "scales", "zeros", "group")])
-"""kind: 0 of a bfloat16 weight, else one of `quantised_linear.KINDS`; addresses of its arrays; its group."""
-LAYER_FORM = np.dtype([(name, np.int64) for name in ("rotary", "window")])
-"""The address of a layer's rotary table, and how many positions its rows see; 0: all."""
+down, router and head it is that of a `MATRIX` for each layer, of layer_forms that of a `LAYER_FORM`."""
+LAYER_FORM = np.dtype([(name, np.int64) for name in ("rotary", "window", "experts")])
+"""The address of a layer's rotary table; how many positions its rows see, 0: all; and the address of the matrices of
+its experts, 0: it has none. Of a layer that has, gate_up and down are those of the expert that computes every row."""
 BUFFERS = ("x", "branch", "normed", "qkv_out", "attended", "gate_up_out", "activated", "scratch", "board")
 """Addresses of float32 [rows, stride] buffers, of each thread's slots and weights, and of the phases' counters. branch
 is what attention or feed-forward layer add to x, where it is not added at once."""
@@ -54,12 +55,13 @@ NUMBERS = ("embed_scale", "attention_scale", "attention_cap", "logit_cap")
 
 ARGS = np.dtype(
     [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + ROOM + CACHE + PLAN + CAPTURE]
+    + [(name, np.int64) for name in expert_layers.SIZES + expert_layers.BUFFERS]
     + [("eps", np.float64)]
     + [(name, np.float32) for name in NUMBERS]
 )
 """Arguments of the forward job."""
 
-PHASES_PER_LAYER = 11
+PHASES_PER_LAYER = 11 + EXPERT_PHASES
 OTHER_PHASES = 6
 """The tickets of the threads, the embedding, the capture behind the last layer, the final norm, the head, its bound."""
 
@@ -206,15 +208,15 @@ def _attention(a: Any, phase: int, layer: int, scratch: int) -> None:
 
 
 @kernel
-def _activate(a: Any, phase: int) -> None:
+def _activate(a: Any, phase: int, size: int, stride: int) -> None:
     row = claim(a.board, phase)
     while row < a.rows:
-        gate = a.gate_up_out + row * a.gate_up_stride * 4
-        up, out = gate + a.intermediate * 4, a.activated + row * a.intermediate * 4
+        gate = a.gate_up_out + row * stride * 4
+        up, out = gate + size * 4, a.activated + row * size * 4
         if a.gelu:
-            gelu_mul_row(gate, up, a.intermediate, out)
+            gelu_mul_row(gate, up, size, out)
         else:
-            silu_mul_row(gate, up, a.intermediate, out)
+            silu_mul_row(gate, up, size, out)
         finish(a.board, phase)
         row = claim(a.board, phase)
     complete(a.board, phase, a.rows)
@@ -293,10 +295,22 @@ def _add(
 
 
 @kernel
+def _mixture(a: Any, phase: int, layer: int, room: int) -> None:
+    """What experts make of the normalised rows, and the one that computes every row if there is one."""
+    at, zeros, size, stride = layer * _MATRIX_BYTES, a.zeros, a.shared_size, a.shared_stride
+    _linear(a, phase, a.normed, a.rows, a.hidden, a.router + at, a.scores, a.router_stride, zeros, 0, room)
+    if size != 0:
+        _linear(a, phase + 1, a.normed, a.rows, a.hidden, a.gate_up + at, a.gate_up_out, stride, zeros, 0, room)
+        _activate(a, phase + 2, size, stride)
+        _linear(a, phase + 3, a.activated, a.rows, size, a.down + at, a.branch, a.hidden_stride, zeros, 0, room)
+    experts = _form_at(a.layer_forms + layer * _FORM_BYTES).experts
+    compute_experts(a, phase + 4, experts, a.branch if size != 0 else 0, room)
+
+
+@kernel
 def _layer(a: Any, phase: int, layer: int, scratch: int, room: int) -> None:
     hidden, q_size, at = a.hidden, a.heads * a.head_dim, layer * _MATRIX_BYTES
     bias = a.qkv_bias + layer * a.qkv_stride * 4 if a.qkv_bias != 0 else a.zeros
-    mlp_bias = a.gate_up_bias + layer * a.gate_up_stride * 4 if a.gate_up_bias != 0 else a.zeros
 
     _norm(a, phase, a.input_norm + layer * hidden * 4, layer)
     _linear(a, phase + 1, a.normed, a.rows, hidden, a.qkv + at, a.qkv_out, a.qkv_stride, bias, 0, room)
@@ -304,8 +318,12 @@ def _layer(a: Any, phase: int, layer: int, scratch: int, room: int) -> None:
     _attention(a, phase + 3, layer, scratch)
     _add(a, phase + 4, layer, a.attended, q_size, a.o + at, a.o_bias, a.attention_norm, room)
     _norm(a, phase + 6, a.post_norm + layer * hidden * 4, -1)
+    if _form_at(a.layer_forms + layer * _FORM_BYTES).experts != 0:
+        _mixture(a, phase + 7, layer, room)
+        return
+    mlp_bias = a.gate_up_bias + layer * a.gate_up_stride * 4 if a.gate_up_bias != 0 else a.zeros
     _linear(a, phase + 7, a.normed, a.rows, hidden, a.gate_up + at, a.gate_up_out, a.gate_up_stride, mlp_bias, 0, room)
-    _activate(a, phase + 8)
+    _activate(a, phase + 8, a.intermediate, a.gate_up_stride)
     _add(a, phase + 9, layer, a.activated, a.intermediate, a.down + at, a.down_bias, a.mlp_norm, room)
 
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from slipstream_kernels.jit.arrays import aligned
+from slipstream_kernels.models.checkpoint.expert_names import PARTS
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from slipstream_kernels.models.cpu.forward import LAYER_FORM, MATRIX
-from slipstream_kernels.ops.linear import pack_weight, padded
-from slipstream_kernels.ops.quantised_linear import PackedWeight, can_pack, pack_quantised, room_bytes
-from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode, stacked
+from slipstream_kernels.models.cpu.forward import LAYER_FORM
+from slipstream_kernels.models.cpu.packed_experts import PackedExperts, of_networks
+from slipstream_kernels.models.cpu.packed_matrix import Array, Packed, Weight, dense, matrices_of, records_of
+from slipstream_kernels.ops.linear import padded
+from slipstream_kernels.ops.quantised_linear import PackedWeight, room_bytes
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight
 from slipstream_kernels.ops.rope import Rope
-
-Array = npt.NDArray[np.generic]
-Weight = torch.Tensor | QuantisedWeight
-_Packed = npt.NDArray[np.uint16] | PackedWeight
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +25,9 @@ class PackedWeights:
     """arrays: by their name in `forward.WEIGHTS`. room: bytes that each thread needs to decode weights in."""
 
     arrays: Mapping[str, Array]
-    matrices: Sequence[_Packed]
+    matrices: Sequence[Packed]
     tables: Sequence[Array]
-    """What the records among `arrays` point to: weights, and rotary tables."""
+    """What the records among `arrays` point to beside weights: rotary tables, and records of experts' weights."""
     room: int
 
     @property
@@ -49,32 +44,37 @@ def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: tor
 
     def vectors(*names: str) -> Array:
         return aligned(
-            torch.stack([torch.cat([_dense(part) for part in parts]) for parts in of_layers(*names)]).float().numpy()
+            torch.stack([torch.cat([dense(part) for part in parts]) for parts in of_layers(*names)]).float().numpy()
         )
 
     qkv = [f"self_attn.{name}_proj" for name in "qkv"]
-    embedding = _dense(weights["model.embed_tokens.weight"]).contiguous()
+    embedding = dense(weights["model.embed_tokens.weight"]).contiguous()
     head = embedding if config.tie_word_embeddings else weights["lm_head.weight"]
     if scored is not None:
         head = head.rows(scored) if isinstance(head, QuantisedWeight) else head[scored]
+    experts = PackedExperts.of(config, weights)
     matrices = {
-        "qkv": _matrices(of_layers(*(f"{name}.weight" for name in qkv))),
-        "o": _matrices(of_layers("self_attn.o_proj.weight")),
-        "gate_up": _matrices(of_layers("mlp.gate_proj.weight", "mlp.up_proj.weight")),
-        "down": _matrices(of_layers("mlp.down_proj.weight")),
-        "head": _matrices([[head]]),
+        "qkv": matrices_of(of_layers(*(f"{name}.weight" for name in qkv))),
+        "o": matrices_of(of_layers("self_attn.o_proj.weight")),
+        "gate_up": matrices_of(of_networks(config, weights, PARTS[:2])),
+        "down": matrices_of(of_networks(config, weights, PARTS[2:])),
+        "head": matrices_of([[head]]),
+        **experts.matrices,
     }
     form = config.form
-    widths = (config.hidden_size, config.q_size + 2 * config.kv_size, 2 * config.intermediate_size, head.shape[0])
+    widths = [
+        *(config.hidden_size, config.q_size + 2 * config.kv_size, 2 * config.widest_intermediate, head.shape[0]),
+        *experts.widths,
+    ]
     arrays: dict[str, Array] = {
         "embedding": embedding.view(torch.uint16).numpy(),
         "input_norm": vectors("input_layernorm.weight"),
         "post_norm": vectors(
             "pre_feedforward_layernorm.weight" if form.branch_norms else "post_attention_layernorm.weight"
         ),
-        "final_norm": _dense(weights["model.norm.weight"]).float().numpy(),
+        "final_norm": dense(weights["model.norm.weight"]).float().numpy(),
         "zeros": np.zeros(max(map(padded, widths)), np.float32),
-        **{name: _records(packed) for name, packed in matrices.items()},
+        **{name: records_of(packed) for name, packed in matrices.items()},
     }
     for name, has, modules in (
         ("qkv_bias", form.qkv_bias, qkv),
@@ -91,54 +91,23 @@ def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: tor
         arrays["attention_norm"] = vectors("post_attention_layernorm.weight")
         arrays["mlp_norm"] = vectors("post_feedforward_layernorm.weight")
     tables = _rotary_tables(config)
-    arrays["layer_forms"] = _layer_forms(config, tables)
-    every = [packed for each in matrices.values() for packed in each]
+    arrays["layer_forms"] = _layer_forms(config, tables, experts.records)
+    each_kind = (*matrices.values(), *experts.of_layers.values())
+    every = [packed for kind in each_kind for packed in kind if packed is not None]
     quantised = any(isinstance(packed, PackedWeight) for packed in every)
-    widest = max(config.hidden_size, config.q_size, config.intermediate_size)
-    return PackedWeights(arrays, every, tuple(tables.values()), room_bytes(widest) if quantised else 0)
+    widest = max(config.hidden_size, config.q_size, config.widest_intermediate, *experts.widths)
+    held = (*tables.values(), *experts.records.values())
+    return PackedWeights(arrays, every, held, room_bytes(widest) if quantised else 0)
 
 
 def _rotary_tables(config: ModelConfig) -> dict[Rope, Array]:
     return {rope: rope.table(config.max_context, config.head_dim) for rope in config.ropes}
 
 
-def _layer_forms(config: ModelConfig, tables: Mapping[Rope, Array]) -> Array:
+def _layer_forms(config: ModelConfig, tables: Mapping[Rope, Array], experts: Mapping[int, Array]) -> Array:
     forms = np.zeros(config.num_layers, LAYER_FORM)
     for layer, form in enumerate(forms):
         form["rotary"] = tables[config.rope_of(layer)].ctypes.data
         form["window"] = config.attention_of(layer).window
+        form["experts"] = experts[layer].ctypes.data if layer in experts else 0
     return forms
-
-
-def _dense(weight: Weight) -> torch.Tensor:
-    return decode(weight) if isinstance(weight, QuantisedWeight) else weight
-
-
-def _matrices(layers: Iterable[Sequence[Weight]]) -> list[_Packed]:
-    """The parts of each layer above one another."""
-    return [_matrix(parts) for parts in layers]
-
-
-def _matrix(parts: Sequence[Weight]) -> _Packed:
-    quantised = [part for part in parts if isinstance(part, QuantisedWeight)]
-    whole = stacked(quantised) if len(quantised) == len(parts) else None
-    if whole is not None and can_pack(whole):
-        return pack_quantised(whole)
-    if quantised:
-        _log.info(
-            "a layer of %s is decoded to bfloat16: its parts differ, or kernels do not take them", quantised[0].number
-        )
-    return pack_weight(torch.cat([_dense(part) for part in parts]))
-
-
-def _records(packed: Sequence[_Packed]) -> Array:
-    records = np.zeros(len(packed), MATRIX)
-    for record, weight in zip(records, packed, strict=True):
-        if isinstance(weight, PackedWeight):
-            arrays = {"weight": weight.codes, "scales": weight.scales, "zeros": weight.zeros}
-            for name, array in arrays.items():
-                record[name] = array.ctypes.data
-            record["kind"], record["group"] = weight.kind, weight.group
-        else:
-            record["weight"] = weight.ctypes.data
-    return records

@@ -11,6 +11,8 @@ from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.device_plan import PlanArrays
 from slipstream_kernels.models.gpu.batch.outcome_plan import OutcomeArrays
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
+from slipstream_kernels.models.gpu.forward.expert_pass import queue_experts
+from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeights
@@ -196,17 +198,37 @@ class GpuForward:
         self._attend(bucket, plan, b, keys, values, self._attention[index])
         self._add(b.attended.flatten(1), layer.o, layer.o_bias, layer.attention_norm, b)
         ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
-        self._gate(layer, b)
-        self._add(b.activated, layer.down, layer.down_bias, layer.mlp_norm, b)
+        if layer.experts is not None:
+            self._add_experts(layer.experts, layer, b)
+            return
+        activated = b.activated_of(layer.down.shape[1])
+        self._gate(layer, b, activated)
+        self._add(activated, layer.down, layer.down_bias, layer.mlp_norm, b)
 
-    def _gate(self, layer: LayerWeights, b: PassBuffers) -> None:
+    def _add_experts(self, weights: ExpertWeights, layer: LayerWeights, b: PassBuffers) -> None:
+        """Add what a layer's experts say, the sum of the ranks' parts, to the residual stream."""
+        ops, form, shared = self._ops, self._config.form.experts, None
+        assert form is not None
+        assert b.experts is not None
+        if form.shared_size:
+            shared, activated = b.shared, b.activated_of(layer.down.shape[1])
+            ops.gated_linear(b.normed, layer.gate_up, activated)
+            ops.linear(activated, layer.down, shared)
+        if self._group is None:
+            queue_experts(ops, form, weights, b.normed, b.experts, b.x, shared=shared, residual=b.x)
+            return
+        queue_experts(ops, form, weights, b.normed, b.experts, b.part, shared=shared, residual=None)
+        self._group.all_gather(b.parts, b.part)
+        ops.rank_sum(b.parts, b.x, b.x)
+
+    def _gate(self, layer: LayerWeights, b: PassBuffers, activated: torch.Tensor) -> None:
         ops, gelu = self._ops, self._config.form.activation == "gelu_tanh"
         if layer.gate_up_bias is None and not gelu:
-            ops.gated_linear(b.normed, layer.gate_up, b.activated)
+            ops.gated_linear(b.normed, layer.gate_up, activated)
             return
         ops.linear(b.normed, layer.gate_up, b.gate_up, bias=layer.gate_up_bias)
         gate = ops.gelu_mul if gelu else ops.silu_mul
-        gate(b.gate_up, b.activated)
+        gate(b.gate_up, activated)
 
     def _attend(
         self,

@@ -34,6 +34,7 @@ from slipstream_kernels.ops.gpu import (
     tree_walk,
     word_updates,
 )
+from slipstream_kernels.ops.gpu.experts import combine_experts, expert_linear, group_rows, route_experts
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
 from slipstream_kernels.ops.gpu.packed.any_linear import Choice, any_gated_linear, any_linear, any_rotary_linear, never
 from slipstream_kernels.ops.gpu.packed.decode_weight import decode_weight, decode_weight_reference
@@ -53,12 +54,15 @@ class Ops:
 
     add_branch: Op
     select_outcomes: Op
+    combine_experts: Op
     compact_kv: Op
     copy_states: Op
     count_splits: Op
     embed: Op
+    expert_linear: Op
     gated_linear: Op
     gelu_mul: Op
+    group_rows: Op
     hand_trees: Op
     linear: Op
     logprobs: Op
@@ -68,6 +72,7 @@ class Ops:
     rms_norm: Op
     rotary_linear: Op
     rotary_write: Op
+    route_experts: Op
     sample: Op
     silu_mul: Op
     soft_cap: Op
@@ -84,12 +89,15 @@ def kernels() -> Ops:
     ops = Ops(
         add_branch=add_branch.add_branch,
         select_outcomes=outcome_select.select_outcomes,
+        combine_experts=combine_experts.combine_experts,
         compact_kv=compaction.compact_kv,
         copy_states=state_rows.copy_states,
         count_splits=outcome_select.count_splits,
         embed=embedding.embed,
+        expert_linear=expert_linear.expert_linear,
         gated_linear=linear.gated_linear,
         gelu_mul=gelu_mul.gelu_mul,
+        group_rows=group_rows.group_rows,
         hand_trees=tree_handover.hand_trees,
         linear=linear.linear,
         logprobs=logprobs.logprobs,
@@ -99,6 +107,7 @@ def kernels() -> Ops:
         rms_norm=rms_norm.rms_norm,
         rotary_linear=rotary_linear.rotary_linear,
         rotary_write=rotary.rotary_write,
+        route_experts=route_experts.route_experts,
         sample=sampling.sample,
         silu_mul=silu_mul.silu_mul,
         soft_cap=soft_cap.soft_cap,
@@ -117,12 +126,15 @@ def twins() -> Ops:
     ops = Ops(
         add_branch=add_branch.add_branch_reference,
         select_outcomes=outcome_select.select_outcomes_reference,
+        combine_experts=combine_experts.combine_experts_reference,
         compact_kv=compaction.compact_kv_reference,
         copy_states=state_rows.copy_states_reference,
         count_splits=outcome_select.count_splits_reference,
         embed=embedding.embed_reference,
+        expert_linear=expert_linear.expert_linear_reference,
         gated_linear=linear.gated_linear_reference,
         gelu_mul=gelu_mul.gelu_mul_reference,
+        group_rows=group_rows.group_rows_reference,
         hand_trees=tree_handover.hand_trees_reference,
         linear=linear.linear_reference,
         logprobs=logprobs.logprobs_reference,
@@ -132,6 +144,7 @@ def twins() -> Ops:
         rms_norm=rms_norm.rms_norm_reference,
         rotary_linear=rotary_linear.rotary_linear_reference,
         rotary_write=rotary.rotary_write_reference,
+        route_experts=route_experts.route_experts_reference,
         sample=sampling.sample_reference,
         silu_mul=silu_mul.silu_mul_reference,
         soft_cap=soft_cap.soft_cap_reference,

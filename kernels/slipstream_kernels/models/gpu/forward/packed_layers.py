@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slipstream_kernels.models.checkpoint.expert_names import PARTS, expert_module
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tensor_names import stored_name
 from slipstream_kernels.models.gpu.ranks.shard import Shard
@@ -12,11 +13,12 @@ from slipstream_kernels.ops.gpu.packed.packed_weight import PackedForm, can_pack
 
 HEAD = "head"
 LAYERS = ("qkv", "o", "gate_up", "down")
+_EXPERTS = "experts"
 
 
-def shape_of(shard: Shard, name: str) -> tuple[int, int]:
-    """[N, K] of a layer, or of the head, on a rank."""
-    hidden, intermediate = shard.config.hidden_size, shard.intermediate_size
+def shape_of(shard: Shard, name: str, layer: int) -> tuple[int, int]:
+    """[N, K] of a layer's weight, or of the head, on a rank."""
+    hidden, intermediate = shard.config.hidden_size, shard.intermediate_of(layer)
     return {
         "qkv": (shard.qkv_size, hidden),
         "o": (hidden, shard.q_size),
@@ -38,9 +40,9 @@ def packed_form(shard: Shard, name: str, layer: int = 0) -> PackedForm | None:
         return None
     schemes = [config.quantisation.scheme_of(module) for module in _modules(config, name, layer)]
     known = [scheme for scheme in schemes if scheme is not None]
-    if len(known) < len(schemes) or len({scheme.number for scheme in known}) > 1:
+    if not known or len(known) < len(schemes) or len({scheme.number for scheme in known}) > 1:
         return None
-    outputs, inputs = shape_of(shard, name)
+    outputs, inputs = shape_of(shard, name, layer)
     whole = inputs * shard.size if name in ("o", "down") else inputs
     groups = [min(scheme.group_of(whole), whole) for scheme in known]
     group = min(groups)
@@ -59,8 +61,8 @@ def decoded_layers(shard: Shard) -> list[str]:
         return []
     return [
         f"layer {layer} {name}" if name != HEAD else name
-        for name, layer in _all(shard.config)
-        if packed_form(shard, name, layer) is None
+        for name, layer in (*_all(shard.config), *_experts(shard.config))
+        if (name == _EXPERTS or packed_form(shard, name, layer) is None)
         and any(
             shard.config.quantisation.scheme_of(module) is not None for module in _modules(shard.config, name, layer)
         )
@@ -79,18 +81,27 @@ def room_size(shard: Shard) -> int:
 
 
 def _all(config: ModelConfig) -> list[tuple[str, int]]:
-    return [*((name, layer) for layer in range(config.num_layers) for name in LAYERS), (HEAD, 0)]
+    layers = ((name, layer) for layer in range(config.num_layers) for name in LAYERS)
+    return [*((name, layer) for name, layer in layers if _modules(config, name, layer)), (HEAD, 0)]
+
+
+def _experts(config: ModelConfig) -> list[tuple[str, int]]:
+    return [(_EXPERTS, layer) for layer in range(config.num_layers) if config.has_experts(layer)]
 
 
 def _modules(config: ModelConfig, name: str, layer: int) -> Sequence[str]:
     """As the folder calls them."""
     if name == HEAD:
         return ("lm_head",)
+    if name in ("gate_up", "down") and not config.intermediate_of(layer):
+        return ()
+    network = "mlp.shared_expert" if config.has_experts(layer) else "mlp"
     parts = {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "o": ("self_attn.o_proj",),
-        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-        "down": ("mlp.down_proj",),
+        "gate_up": (f"{network}.gate_proj", f"{network}.up_proj"),
+        "down": (f"{network}.down_proj",),
+        _EXPERTS: tuple(expert_module(0, part) for part in PARTS),
     }[name]
     names = (stored_name(config, f"model.layers.{layer}.{part}.weight") for part in parts)
     return [each.removesuffix(".weight") for each in names]

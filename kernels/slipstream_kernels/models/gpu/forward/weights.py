@@ -13,6 +13,7 @@ import torch
 from slipstream_kernels.models.checkpoint.load_warnings import tell
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_weights
+from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights, expert_bytes
 from slipstream_kernels.models.gpu.forward.packed_layers import (
     HEAD,
     LAYERS,
@@ -56,7 +57,7 @@ class LayerWeights:
     post_norm: torch.Tensor
     """[hidden]"""
     gate_up: Weight
-    """[2 intermediate, hidden], in the order of ops/gpu/gate_up.py"""
+    """[2 intermediate, hidden], in the order of ops/gpu/gate_up.py; of a layer of experts that of the shared one"""
     down: Weight
     """[hidden, intermediate]"""
     o_bias: torch.Tensor | None = None
@@ -69,6 +70,8 @@ class LayerWeights:
     """[hidden], of what attention adds to the residual stream"""
     mlp_norm: torch.Tensor | None = None
     """[hidden], of what the feed-forward layer adds"""
+    experts: ExpertWeights | None = None
+    """None: the layer has none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class GpuWeights:
 
         def linear(name: str, layer: int = 0) -> Weight:
             form = packed_form(shard, name, layer)
-            return empty(*shape_of(shard, name)) if form is None else form.empty(device, room)
+            return empty(*shape_of(shard, name, layer)) if form is None else form.empty(device, room)
 
         own, hidden = config.form, config.hidden_size
         layers = tuple(
@@ -205,10 +208,11 @@ class GpuWeights:
                 gate_up=linear("gate_up", layer),
                 down=linear("down", layer),
                 o_bias=empty(hidden) if own.output_bias else None,
-                gate_up_bias=empty(2 * shard.intermediate_size) if own.mlp_bias else None,
+                gate_up_bias=empty(2 * shard.intermediate_of(layer)) if own.mlp_bias else None,
                 down_bias=empty(hidden) if own.mlp_bias else None,
                 attention_norm=norm(hidden) if own.branch_norms else None,
                 mlp_norm=norm(hidden) if own.branch_norms else None,
+                experts=ExpertWeights.empty(shard, device) if config.has_experts(layer) else None,
             )
             for layer in range(config.num_layers)
         )
@@ -224,13 +228,14 @@ def weight_bytes(shard: Shard) -> int:
 
     def linear(name: str, layer: int = 0) -> int:
         form = packed_form(shard, name, layer)
-        return 2 * prod(shape_of(shard, name)) if form is None else form.nbytes
+        return 2 * prod(shape_of(shard, name, layer)) if form is None else form.nbytes
 
     biases = shard.qkv_size * own.qkv_bias + hidden * own.output_bias
-    biases += (2 * shard.intermediate_size + hidden) * own.mlp_bias
+    biases += (2 * shard.widest_intermediate + hidden) * own.mlp_bias
     norms = 2 * hidden * (1 + own.branch_norms) + 2 * config.head_dim * own.head_norms
     norm_bytes = (config.num_layers * norms + hidden) * (4 if own.stored_less_one else 2)
     layers = sum(2 * biases + sum(linear(name, layer) for name in LAYERS) for layer in range(config.num_layers))
+    layers += sum(expert_bytes(shard) for layer in range(config.num_layers) if config.has_experts(layer))
     head = 0 if config.tie_word_embeddings else linear(HEAD)
     return layers + norm_bytes + head + 2 * (hidden * config.vocab_size + room_size(shard))
 
@@ -270,6 +275,10 @@ def _place(weights: GpuWeights, name: str) -> Place:
         }[name]
     index, _, part = name.removeprefix(_LAYERS).partition(".")
     layer, shard = weights.layers[int(index)], weights.shard
+    if layer.experts is not None:
+        if (place := layer.experts.place(part)) is not None:
+            return place
+        part = part.replace("mlp.shared_expert.", "mlp.")
     if part in _QKV:
         module, _, kind = part.partition(".")[2].partition(".")
         weight = layer.qkv if kind == "weight" else layer.qkv_bias

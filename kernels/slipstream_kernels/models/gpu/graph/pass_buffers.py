@@ -9,6 +9,7 @@ import torch
 
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.graph.expert_buffers import ExpertBuffers, expert_shapes, is_of_experts
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, attention_partials
 from slipstream_kernels.ops.gpu.position_splits import num_splits
@@ -38,6 +39,8 @@ class PassBuffers:
     """[rows, hidden], what a layer adds to the residual stream, where it is not added at once"""
     activated: torch.Tensor
     """[rows, intermediate]"""
+    shared: torch.Tensor
+    """float32 [rows, hidden], what an expert says that computes every row; nothing where there is none"""
     resolved_ids: torch.Tensor
     """int32 [rows]"""
     paths: torch.Tensor
@@ -69,6 +72,13 @@ class PassBuffers:
     workspace: SamplingWorkspace
     columns: int
     """of `prefix_attention`"""
+    experts: ExpertBuffers | None
+    """None: the model has no experts"""
+
+    def activated_of(self, width: int) -> torch.Tensor:
+        """[rows, width] at the start of `activated`, contiguous: of a layer that may be narrower than others."""
+        rows = len(self.activated)
+        return self.activated.view(-1)[: rows * width].view(rows, width)
 
 
 class BufferPool:
@@ -85,7 +95,7 @@ class BufferPool:
             for name, (shape, dtype) in self._shapes(most).items()
         }
         self._buffers: dict[Bucket, PassBuffers] = {}
-        size = limits.max_rows * 2 * shard.intermediate_size if library else 0
+        size = limits.max_rows * 2 * shard.widest_intermediate if library else 0
         self.gate_up = torch.empty(size, dtype=torch.bfloat16, device=device)
         """both halves of a gated layer; nothing unless `library`"""
         self._no_depths = torch.zeros(limits.max_rows, dtype=torch.int32, device=device)
@@ -127,8 +137,10 @@ class BufferPool:
             views["depths"] = self._no_depths[: bucket.rows]
         rows = min(bucket.rows, self._limits.max_decode_rows)
         states = self._partials
+        has_experts = self._shard.config.form.experts is not None
         return PassBuffers(
-            **views,
+            **{name: view for name, view in views.items() if not is_of_experts(name)},
+            experts=ExpertBuffers.of(self._shard, bucket.rows, views) if has_experts else None,
             partials=AttentionPartials(states.m[:rows], states.l[:rows], states.o[:rows]),
             workspace=self._workspace,
             columns=PREFIX_COLUMNS,
@@ -142,6 +154,7 @@ class BufferPool:
         form = config.form
         gated_rows = rows if form.mlp_bias or form.activation != "silu" else 0
         branch_rows = rows if form.branch_norms or (ranks and (form.output_bias or form.mlp_bias)) else 0
+        shared_rows = rows if form.experts is not None and form.experts.shared_size else 0
         heads = (rows, shard.heads, config.head_dim)
         bf16, f32, i32 = torch.bfloat16, torch.float32, torch.int32
         return {
@@ -150,9 +163,10 @@ class BufferPool:
             "qkv": ((rows, shard.qkv_size), bf16),
             "q": (heads, bf16),
             "attended": (heads, bf16),
-            "gate_up": ((gated_rows, 2 * shard.intermediate_size), bf16),
+            "gate_up": ((gated_rows, 2 * shard.widest_intermediate), bf16),
             "branch": ((branch_rows, hidden), bf16),
-            "activated": ((rows, shard.intermediate_size), bf16),
+            "activated": ((rows, shard.widest_intermediate), bf16),
+            "shared": ((shared_rows, hidden), f32),
             "resolved_ids": ((rows,), i32),
             "paths": ((rows, MAX_ROWS), i32),
             "depths": ((rows,), i32),
@@ -166,6 +180,7 @@ class BufferPool:
             "parts": ((ranks, part_rows, hidden), f32),
             "logits_part": ((part_logits, shard.vocab_size), f32),
             "logits_parts": ((ranks, part_logits, shard.vocab_size), f32),
+            **expert_shapes(shard, rows),
         }
 
 

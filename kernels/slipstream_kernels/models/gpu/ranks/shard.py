@@ -10,7 +10,7 @@ from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size`: equal parts of heads, of the intermediate size and of the vocabulary.
+    """Rank `rank` of `size`: equal parts of heads, of intermediate sizes, those of experts too, and of the vocabulary.
 
     Sizes are in elements, of this rank's part. Raises CheckpointError where the model does not divide.
     """
@@ -22,12 +22,14 @@ class Shard:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"rank is {self.rank} of {self.size}")
-        config = self.config
-        for name, count, multiple in (
-            ("num_key_value_heads", config.num_kv_heads, 1),
-            ("intermediate_size", config.intermediate_size, 16),
-            ("vocab_size", config.vocab_size, 1),
-        ):
+        config, experts = self.config, self.config.form.experts
+        counts = [("num_key_value_heads", config.num_kv_heads, 1), ("vocab_size", config.vocab_size, 1)]
+        if experts is None or not all(experts.layers):
+            counts.append(("intermediate_size", config.intermediate_size, 16))
+        if experts is not None:
+            counts.append(("the intermediate size of experts", experts.size, 16))
+            counts.append(("shared_expert_intermediate_size", experts.shared_size, 16))
+        for name, count, multiple in counts:
             if count % (self.size * multiple):
                 unit = f" in multiples of {multiple}" if multiple > 1 else ""
                 raise CheckpointError(f"{name} is {count}, which does not divide among {self.size} ranks{unit}")
@@ -57,9 +59,14 @@ class Shard:
     def qkv_size(self) -> int:
         return self.q_size + 2 * self.kv_size
 
+    def intermediate_of(self, layer: int) -> int:
+        """See `ModelConfig.intermediate_of`."""
+        return self.config.intermediate_of(layer) // self.size
+
     @property
-    def intermediate_size(self) -> int:
-        return self.config.intermediate_size // self.size
+    def widest_intermediate(self) -> int:
+        """The largest `intermediate_of`."""
+        return self.config.widest_intermediate // self.size
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,108 @@
+"""Mixtures of experts, as config.json tells of them.
+
+In the place of a layer's feed-forward network stand several, its experts, of which a router chooses some for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, flag, shown, size
+from slipstream_kernels.models.checkpoint.weight_file import open_weights, weight_files
+
+_Fields = Mapping[str, Any]
+_FUSED = ".mlp.experts.gate_up_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """Experts of the layers that have them.
+
+    count: of a layer. chosen: those that compute a row. size: the intermediate size of each. layers: which layers have
+    experts; the others have a feed-forward network. normalised: the chosen experts' weights are their shares among
+    themselves, by the softmax of their scores; else among all. shared_size: intermediate size of one more expert, which
+    computes every row, weighed by a sigmoid; 0: there is none.
+    """
+
+    count: int
+    chosen: int
+    size: int
+    layers: tuple[bool, ...]
+    normalised: bool
+    shared_size: int = 0
+
+    @property
+    def scores(self) -> int:
+        """What the router computes of a row: a score for each expert, and that of the shared one behind them."""
+        return self.count + (1 if self.shared_size else 0)
+
+
+def read_mixtral(fields: _Fields, layers: int) -> ExpertForm:
+    """All layers have experts, of the model's intermediate size. Raises CheckpointError."""
+    return _checked(
+        ExpertForm(
+            count=size(fields, "num_local_experts"),
+            chosen=size(fields, "num_experts_per_tok"),
+            size=size(fields, "intermediate_size"),
+            layers=(True,) * layers,
+            normalised=True,
+        ),
+        "num_local_experts",
+    )
+
+
+def read_qwen_experts(fields: _Fields, layers: int, *, shared: bool) -> ExpertForm | None:
+    """None where no layer has experts. Raises CheckpointError."""
+    step, plain = size(fields, "decoder_sparse_step", 1), _plain_layers(fields, layers)
+    mixed = tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(layers))
+    # transformers 5 has saved the one name where earlier versions have the other.
+    count = (
+        "num_local_experts" if fields.get("num_experts") is None and "num_local_experts" in fields else "num_experts"
+    )
+    form = ExpertForm(
+        count=size(fields, count),
+        chosen=size(fields, "num_experts_per_tok"),
+        size=size(fields, "moe_intermediate_size"),
+        layers=mixed,
+        normalised=flag(fields, "norm_topk_prob"),
+        shared_size=size(fields, "shared_expert_intermediate_size") if shared else 0,
+    )
+    return _checked(form, count) if any(mixed) else None
+
+
+def _plain_layers(fields: _Fields, layers: int) -> frozenset[int]:
+    """The layers of `mlp_only_layers`."""
+    value = fields.get("mlp_only_layers")
+    listed = [] if value is None else value
+    if not isinstance(listed, list) or not all(type(each) is int and 0 <= each < layers for each in listed):
+        raise CheckpointError(
+            f"config.json: mlp_only_layers is {shown(value)}, must be a list of layers from 0 to {layers - 1}"
+        )
+    return frozenset(listed)
+
+
+def _checked(form: ExpertForm, count: str) -> ExpertForm:
+    if form.chosen > form.count:
+        raise CheckpointError(f"config.json: num_experts_per_tok is {form.chosen}, above {count}, {form.count}")
+    sizes = {"moe_intermediate_size": form.size, "shared_expert_intermediate_size": form.shared_size}
+    for name, value in sizes.items():
+        if value % 16:
+            raise CheckpointError(f"config.json: {name} is {value}, must be a multiple of 16")
+    return form
+
+
+def has_fused_experts(folder: Path) -> bool:
+    """Whether each layer's experts are one tensor, as transformers 5 computes with them. Raises CheckpointError.
+
+    A folder without weights in safetensors has none.
+    """
+    if not any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json")):
+        return False
+    for path in weight_files(folder):
+        with open_weights(path) as file:
+            if any(name.endswith(_FUSED) for name in file.names):
+                return True
+    return False

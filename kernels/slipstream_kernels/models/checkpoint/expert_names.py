@@ -1,0 +1,92 @@
+"""Tensors of experts by name: as folders store them, and as they are computed with, one module an expert.
+
+Three layouts are known: modules of an expert named as those of a feed-forward network (Qwen), the same named by numbers
+(Mixtral), and one tensor for all experts of a layer (transformers 5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+
+ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"
+PARTS = ("gate_proj", "up_proj", "down_proj")
+"""Of an expert, in this order."""
+_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_FUSED = re.compile(r".*\.mlp\.experts\.(gate_up_proj|down_proj)")
+
+Projections = Iterator[tuple[str, tuple[int, int], bool]]
+
+
+def expert_module(expert: int, part: str) -> str:
+    """One of an expert's `PARTS`, within its layer."""
+    return f"mlp.experts.{expert}.{part}"
+
+
+def expert_projections(config: ModelConfig) -> Projections:
+    """Of a layer of experts: name, (outputs, inputs), whether there is a bias."""
+    experts, hidden = config.form.experts, config.hidden_size
+    assert experts is not None
+    yield ROUTER, (experts.count, hidden), False
+    for expert in range(experts.count):
+        for part in PARTS:
+            shape = (hidden, experts.size) if part == "down_proj" else (experts.size, hidden)
+            yield expert_module(expert, part), shape, False
+    if experts.shared_size:
+        for part in PARTS:
+            shape = (hidden, experts.shared_size) if part == "down_proj" else (experts.shared_size, hidden)
+            yield f"mlp.shared_expert.{part}", shape, False
+        yield SHARED_GATE, (1, hidden), False
+
+
+def stored_expert_name(config: ModelConfig, name: str) -> str:
+    """What the tensor of the folder is called that holds one of a layer of experts, or any other tensor."""
+    found = _EXPERT.fullmatch(name)
+    if config.fused_experts:
+        if found is None:
+            return name
+        prefix, _, part = found.groups()
+        return f"{prefix}mlp.experts.{'down_proj' if part == 'down_proj' else 'gate_up_proj'}"
+    if config.family != "mixtral":
+        return name
+    if found is not None:
+        prefix, expert, part = found.groups()
+        return f"{prefix}block_sparse_moe.experts.{expert}.{_MIXTRAL[part]}.weight"
+    return name.replace(f".{ROUTER}.", ".block_sparse_moe.gate.")
+
+
+def fused_shape(config: ModelConfig, stored: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a tensor of the folder, from that of its parts above one another."""
+    if config.form.experts is None or not config.fused_experts or not _FUSED.fullmatch(stored):
+        return shape
+    count = config.form.experts.count
+    return (count, shape[0] // count, *shape[1:])
+
+
+def fused_parts(stored: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]] | None:
+    """Name and tensor of each part of all experts of a layer, [experts, outputs, inputs]; None: it is not that."""
+    return _parts(stored, tensor) if _FUSED.fullmatch(stored) else None
+
+
+def _parts(stored: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    prefix, _, part = stored.rpartition(".")
+    for expert, weight in enumerate(tensor):
+        if part == "down_proj":
+            yield f"{prefix}.{expert}.down_proj.weight", weight
+        else:
+            for name, half in zip(PARTS[:2], weight.chunk(2), strict=True):
+                yield f"{prefix}.{expert}.{name}.weight", half
+
+
+def computed_expert_name(config: ModelConfig, stored: str) -> str:
+    """The inverse of `stored_expert_name`, of a tensor that holds one alone."""
+    if config.family != "mixtral" or config.fused_experts:
+        return stored
+    for part, number in _MIXTRAL.items():
+        stored = stored.replace(f".{number}.weight", f".{part}.weight")
+    return stored.replace(".block_sparse_moe.", ".mlp.")

@@ -1,0 +1,36 @@
+"""A layer of experts within a pass on a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
+from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights
+from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
+from slipstream_kernels.models.gpu.graph.expert_buffers import ExpertBuffers
+
+
+def queue_experts(
+    ops: Ops,
+    form: ExpertForm,
+    weights: ExpertWeights,
+    x: torch.Tensor,
+    b: ExpertBuffers,
+    out: torch.Tensor,
+    *,
+    shared: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> None:
+    """Queue out = what the experts make of bfloat16 x [rows, hidden] + residual.
+
+    shared: float32 [rows, hidden], what the expert that computes every row says; None: there is none. out: the residual
+    stream, which `residual` may be; or, without one, float32 [rows, hidden], a rank's part.
+    """
+    ops.linear(x, weights.router, b.scores)
+    ops.route_experts(b.scores, b.ids, b.weights, experts=form.count, normalised=form.normalised)
+    if b.groups is not None:
+        ops.group_rows(b.ids, b.groups, experts=form.count)
+    ops.expert_linear(x, weights.gate_up, b.activated, b.ids, b.groups, gated=True)
+    ops.expert_linear(b.activated, weights.down, b.outputs, b.ids, b.groups)
+    scores = None if shared is None else b.scores[:, form.count]
+    ops.combine_experts(b.outputs, b.weights, out, shared=shared, scores=scores, residual=residual)

@@ -1,0 +1,95 @@
+"""Which experts compute a row, and what each counts (arXiv 1701.06538; 2101.03961).
+
+The experts of the highest scores are chosen, of equal scores those of lower ids. A row's choice depends on its own
+scores alone: no expert is ever full.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_kernels.jit.compiler import kernel
+from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_i32
+from slipstream_kernels.ops.elementary import exp
+
+
+@kernel
+def _key(score: float) -> float:
+    """NaN is the lowest score."""
+    return score if score == score else np.float32(-np.inf)  # false for NaN alone
+
+
+@kernel
+def route_row(scores: int, experts: int, chosen: int, normalised: int, ids: int, weights: int) -> None:
+    """Addresses of float32 scores [experts], int32 ids and float32 weights [chosen], which are written by rising id.
+
+    A weight is exp(score - highest) over the sum of the same, which runs by rising id, of the chosen experts where
+    `normalised`, else of all. With a NaN among the scores all weights are NaN.
+    """
+    score, target, weight = pointer_f32(scores), pointer_i32(ids), pointer_f32(weights)
+    last, last_key = -1, np.float32(np.inf)
+    peak = np.float32(0)
+    for place in range(chosen):
+        best, best_key = -1, np.float32(0)
+        for expert in range(experts):
+            key = _key(score[expert])
+            left = key < last_key or (key == last_key and expert > last)
+            if left and (best < 0 or key > best_key):
+                best, best_key = expert, key
+        last, last_key = best, best_key
+        if place == 0:
+            peak = best_key
+        at = place
+        while at > 0 and target[at - 1] > best:
+            target[at] = target[at - 1]
+            at -= 1
+        target[at] = best
+    total, sound = np.float32(0), True
+    for expert in range(experts):
+        sound = sound and score[expert] == score[expert]  # false for NaN alone
+        if not normalised:
+            total += exp(score[expert] - peak)
+    for place in range(chosen):
+        weight[place] = exp(score[target[place]] - peak)
+        if normalised:
+            total += weight[place]
+    for place in range(chosen):
+        weight[place] = weight[place] / total if sound else np.float32(np.nan)
+
+
+@kernel
+def _route(scores: int, rows: int, stride: int, experts: int, chosen: int, normalised: int, ids: int, w: int) -> None:
+    for row in range(rows):
+        at = row * chosen * 4
+        route_row(scores + row * stride * 4, experts, chosen, normalised, ids + at, w + at)
+
+
+def route(
+    scores: npt.NDArray[np.float32], experts: int, chosen: int, *, normalised: bool
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """The chosen experts by rising id, int32 [rows, chosen], and their weights, float32 of that shape.
+
+    scores: float32 [rows, stride], of which the first `experts` columns count.
+    """
+    scores = np.ascontiguousarray(scores)
+    rows, stride = scores.shape
+    if not 0 < chosen <= experts <= stride:
+        raise ValueError(f"{chosen} of {experts} experts are chosen by {stride} scores")
+    ids, weights = np.empty((rows, chosen), np.int32), np.empty((rows, chosen), np.float32)
+    _route(scores.ctypes.data, rows, stride, experts, chosen, int(normalised), ids.ctypes.data, weights.ctypes.data)
+    return ids, weights
+
+
+def route_reference(
+    scores: torch.Tensor, experts: int, chosen: int, *, normalised: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in torch."""
+    scores = scores[:, :experts]
+    ranked = torch.nan_to_num(scores, -math.inf, math.inf, -math.inf).sort(dim=1, descending=True, stable=True)
+    ids = ranked.indices[:, :chosen].sort(dim=1).values
+    weights = scores.softmax(1).gather(1, ids)
+    return ids.int(), weights / weights.sum(1, keepdim=True) if normalised else weights

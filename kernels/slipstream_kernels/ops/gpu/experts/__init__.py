@@ -1,0 +1,1 @@
+"""Layers of experts on a GPU: which experts a row has, their products, and the sum of what they say."""

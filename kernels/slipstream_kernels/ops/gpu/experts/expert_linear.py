@@ -1,0 +1,155 @@
+"""Linear layers of experts: of each pair of a row and an expert the product of the row and the expert's weight.
+
+An output is the chain of `linear_stream`: the bits of a pair are those of a linear layer of the expert's weight with
+the row alone, however pairs are grouped. With few pairs a program has one of them; with many it has a block of pairs of
+one expert.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups
+from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.linear import gated_linear_reference, linear_reference
+from slipstream_kernels.ops.gpu.linear_epilogue import gated_sums
+from slipstream_kernels.ops.gpu.linear_stream import chained_sums
+from slipstream_kernels.ops.gpu.linear_tile import Tile
+from slipstream_kernels.ops.gpu.rounding import rounded
+from slipstream_kernels.ops.gpu.tuning import filled
+
+_ROOM = 200 * 1024
+"""Bytes of shared memory for the stages of a program."""
+
+
+@triton.jit
+def _expert_linear(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    ids: tl.tensor,
+    order: tl.tensor,
+    blocks: tl.tensor,
+    share: int,
+    outputs: int,
+    inputs: int,
+    x_stride: int,
+    out_stride: int,
+    of_row: int,
+    WEIGHT_ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    EVEN: tl.constexpr,
+    GROUPED: tl.constexpr,
+    WORDS: tl.constexpr,
+) -> None:
+    """`share` outputs of one block of pairs, or of one pair where not GROUPED; `of_row` pairs have one row of x."""
+    release_next()
+    tiles = tl.cdiv(outputs, share)
+    block = tl.program_id(0) // tiles
+    first = tl.program_id(0) % tiles * share
+    end = tl.minimum(first + share, outputs)
+    lines = first * PRODUCTS + tl.arange(0, WEIGHT_ROWS)
+    own = lines < end * PRODUCTS
+    tokens = tl.arange(0, TOKENS)
+    wait_for_previous()
+    if GROUPED:
+        expert = tl.load(blocks + block * WORDS)
+        count = tl.load(blocks + block * WORDS + 2)
+        pairs = tl.load(order + tl.load(blocks + block * WORDS + 1) + tokens, mask=tokens < count, other=0)
+    else:
+        expert = tl.load(ids + block)
+        count = 1
+        pairs = block + tl.zeros_like(tokens)
+    present = tokens < count
+    x_at = x + (pairs // of_row).to(tl.int64)[:, None] * x_stride
+    rows_at = weight + (expert.to(tl.int64) * outputs * PRODUCTS + lines) * inputs
+    depth = tl.where(count > 0, inputs, 0)  # a block without pairs reads nothing
+    sums = chained_sums(x_at, rows_at, present[:, None], own[:, None], depth, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
+    if PRODUCTS == 2:
+        sums = gated_sums(sums)
+    columns = first + tl.arange(0, sums.shape[0])
+    out_at = out + pairs.to(tl.int64)[None, :] * out_stride + columns[:, None]
+    tl.store(out_at, rounded(sums, out.dtype.element_ty), mask=(columns < end)[:, None] & present[None, :])
+
+
+def expert_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
+    """A tile for any shape; a block has at most `tokens` pairs."""
+    products = 2 if gated else 1
+    weight_rows = 64 if tokens <= 32 else 128
+    return filled(Tile(min(weight_rows // products, outputs), tokens, 128 if tokens <= 32 else 64, 1), gated, _ROOM)
+
+
+def expert_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    ids: torch.Tensor,
+    groups: ExpertGroups | None = None,
+    *,
+    gated: bool = False,
+    tile: Tile | None = None,
+) -> None:
+    """out[p] = weight[ids[p]] x[p // n] of each pair p, of which n have one row of x; rounded once.
+
+    bfloat16 x [rows, K], weight [experts, N, K]; out [pairs, N], bfloat16 or float32; int32 ids [rows, chosen],
+    contiguous. `groups`: of `group_rows` of the same ids; None: each pair is computed by itself. Where `gated`,
+    weight is [experts, 2 N, K] in the order of gate_up.py, and out is silu(gate) * up of the float32 sums.
+    """
+    pairs, outputs, inputs = ids.numel(), out.shape[1], x.shape[1]
+    assert x.stride(1) == out.stride(1) == 1
+    assert weight.is_contiguous()
+    assert weight.shape[1:] == (outputs * (2 if gated else 1), inputs)
+    assert len(out) == pairs
+    assert pairs % len(x) == inputs % 16 == x.stride(0) % 8 == 0
+    tile = tile or expert_tile(outputs, 16 if groups is None else groups.tokens, gated=gated)
+    assert groups is None or tile.tokens == groups.tokens
+    blocks = pairs if groups is None else len(groups.blocks)
+    launch(
+        _expert_linear,
+        (blocks * triton.cdiv(outputs, tile.outputs),),
+        x,
+        weight,
+        out,
+        ids,
+        ids if groups is None else groups.order,
+        ids if groups is None else groups.blocks,
+        tile.outputs,
+        outputs,
+        inputs,
+        x.stride(0),
+        out.stride(0),
+        pairs // len(x),
+        warps=tile.warps,
+        stages=tile.stages,
+        WEIGHT_ROWS=tile.weight_rows(gated),
+        TOKENS=tile.tokens,
+        DEPTH=tile.depth,
+        PRODUCTS=2 if gated else 1,
+        EVEN=inputs % tile.depth == 0,
+        GROUPED=groups is not None,
+        WORDS=WORDS,
+    )
+
+
+def expert_linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    ids: torch.Tensor,
+    groups: ExpertGroups | None = None,  # noqa: ARG001  # the twin's signature
+    *,
+    gated: bool = False,
+    tile: Tile | None = None,  # noqa: ARG001  # the twin's signature
+) -> None:
+    """The same in torch, with float64 sums."""
+    experts = ids.flatten()
+    rows = x.repeat_interleave(len(experts) // len(x), 0)
+    for expert in experts.unique():
+        pairs = experts == expert
+        part = out[pairs]
+        (gated_linear_reference if gated else linear_reference)(rows[pairs], weight[int(expert)], part)
+        out[pairs] = part

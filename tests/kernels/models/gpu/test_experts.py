@@ -1,0 +1,105 @@
+"""Mixtures of experts in a GPU's passes: their twins against transformers, the kernels against their twins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.forward.ops_namespace import kernels
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
+from slipstream_kernels.models.gpu.gpu_model import GpuModel
+from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.token_tree import TokenTree
+from support.families import EXPERTS
+from support.gpu_passes import Span, pass_of
+from support.models import make_tiny_model
+
+SIZES = {
+    "max_running": 2, "max_nodes": 64, "step_nodes": 80, "prefill_chunk": 64, "num_pages": 12, "max_context": 128,
+}  # fmt: skip
+
+
+def load(folder: Path, device: str = "cpu", **options: Any) -> GpuModel:
+    model = GpuModel.load(folder, GpuLimits(**SIZES), device=device, progress=False, **options)
+    model.kv.keys.fill_(torch.nan)
+    model.kv.values.fill_(torch.nan)
+    for buffer in model._pool._storage.values():
+        buffer.zero_()  # padding is computed too, and the interpreter warns of what overflows
+    model.wait()
+    return model
+
+
+def logits_of(model: GpuModel, spans: list[Span], *, all_logits: bool = True) -> torch.Tensor:
+    for span in spans:
+        model.set_pages(span.line, 0, span.pages)
+    logits = model.launch(pass_of(model.limits, spans, all_logits=all_logits)).logits
+    model.wait()
+    return logits.clone().cpu()
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def on_a_gpu(name: str) -> dict[str, Any]:
+    """The form with heads that a GPU takes."""
+    return EXPERTS[name] | {"head_dim": 64, "hidden_size": 128}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_matches_transformers(name: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", **on_a_gpu(name))
+    model = load(folder)
+    tokens = np.random.default_rng(0).integers(0, 512, 80).tolist()
+    pages = [3, 9, 1, 7, 5]
+    found = torch.cat([logits_of(model, [Span(1, tokens[a:b], a, pages)]) for a, b in ((0, 50), (50, 51), (51, 80))])
+    twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        expected = twin(torch.tensor([tokens])).logits[0]
+    errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    assert errors.median() < 0.02  # rounding may choose another expert where two are nearly as good
+    assert model._weights.nbytes == weight_bytes(model._weights.shard)
+
+
+def test_kernels_agree_with_their_twins(tmp_path: Path) -> None:
+    """A prompt, a row alone and a tree: rows that are grouped by experts and rows that are not."""
+    least = on_a_gpu("qwen2_moe") | {"vocab_size": 272, "intermediate_size": 32, "layers": 1}
+    folder = make_tiny_model(tmp_path / "model", **least)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ours, theirs = load(folder, device, ops=kernels()), load(folder)
+    tokens = np.random.default_rng(0).integers(0, 272, 70).tolist()
+    tree, pages = TokenTree((3, 9, 4), (-1, 0, -1)), [0, 7, 3, 4, 5]
+    for span in (Span(0, tokens[:62], 0, pages), Span(0, [9], 62, pages), Span(0, [9], 63, pages, tree)):
+        found, expected = (logits_of(model, [span], all_logits=len(span.tree) > 0) for model in (ours, theirs))
+        assert torch.isfinite(found).all()
+        assert relative_error(found, expected) < 2e-2
+
+
+def test_ranks_share_every_expert(tmp_path: Path) -> None:
+    """Parts of the ranks hold the whole; the router is in each as it is."""
+    folder = make_tiny_model(tmp_path / "model", **on_a_gpu("mixtral") | {"intermediate_size": 64})
+    config = ModelConfig.from_folder(folder)
+    whole = GpuWeights.load(folder, config, "cpu", progress=False).layers[1].experts
+    parts = [GpuWeights.load(folder, config, "cpu", rank=i, size=2, progress=False).layers[1].experts for i in range(2)]
+    assert whole is not None
+    assert all(torch.equal(each.router, whole.router) for each in parts)
+    assert torch.equal(torch.cat([each.gate_up for each in parts], 1), whole.gate_up)
+    assert torch.equal(torch.cat([each.down for each in parts], 2), whole.down)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("qwen3_moe", "experts is 48"), ("qwen2_moe", "shared_expert_intermediate_size is 80")]
+)
+def test_what_ranks_cannot_share_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    config = ModelConfig.from_folder(make_tiny_model(tmp_path / "model", **on_a_gpu(name)))
+    config = replace(config, num_kv_heads=2)
+    with pytest.raises(CheckpointError, match=f"{message}, which does not divide among 2 ranks in multiples of 16"):
+        Shard(config, 0, 2)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream_kernels.ops.gpu.experts.expert_linear import expert_linear, expert_linear_reference
+from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups, group_rows, most_blocks
+from slipstream_kernels.ops.gpu.gate_up import interleave_gate_up
+from slipstream_kernels.ops.gpu.linear import linear
+from slipstream_kernels.ops.gpu.linear_tile import Tile
+
+EXPERTS, INPUTS, OUTPUTS = 3, 80, 48
+
+
+def groups_of(ids: torch.Tensor, tokens: int) -> ExpertGroups:
+    blocks = most_blocks(ids.numel(), EXPERTS, tokens)
+    order, lines = (
+        torch.empty(shape, dtype=torch.int32, device=ids.device) for shape in ((ids.numel(),), (blocks, WORDS))
+    )
+    groups = ExpertGroups(order, lines, tokens)
+    group_rows(ids, groups, experts=EXPERTS)
+    return groups
+
+
+def operands(device: torch.device, rows: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, INPUTS, device=device).bfloat16()
+    weight = torch.randn(EXPERTS, outputs, INPUTS, device=device).bfloat16()
+    ids = torch.stack([torch.randperm(EXPERTS)[:2].sort().values for _ in range(rows)]).to(device, torch.int32)
+    return x, weight, ids
+
+
+@pytest.mark.parametrize("rows", [1, 21])
+@pytest.mark.parametrize("tokens", [0, 16])
+@pytest.mark.parametrize("gated", [True, False])
+def test_matches_its_twin(device: torch.device, rows: int, tokens: int, gated: bool) -> None:
+    x, weight, ids = operands(device, rows, 2 * OUTPUTS if gated else OUTPUTS)
+    if gated:
+        weight = torch.stack([interleave_gate_up(each) for each in weight])
+    groups = groups_of(ids, tokens) if tokens else None
+    dtype = torch.bfloat16 if gated else torch.float32
+    out, expected = (torch.full((2 * rows, OUTPUTS), torch.nan, dtype=dtype, device=device) for _ in range(2))
+    expert_linear(x, weight, out, ids, groups, gated=gated)
+    expert_linear_reference(x, weight, expected, ids, gated=gated)
+    torch.testing.assert_close(out, expected, rtol=2**-7 if gated else 1e-5, atol=1e-5)
+
+
+def test_a_row_for_each_pair(device: torch.device) -> None:
+    """As behind the gate; outputs that a tile does not divide."""
+    _, weight, ids = operands(device, 9, OUTPUTS)
+    x = torch.randn(18, INPUTS, device=device).bfloat16()
+    out, expected = (torch.full((18, OUTPUTS), torch.nan, device=device) for _ in range(2))
+    expert_linear(x, weight, out, ids, groups_of(ids, 16), tile=Tile(40, 16, 32, 2))
+    expert_linear_reference(x, weight, expected, ids)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [None, Tile(32, 16, 64, 3), Tile(48, 32, 32, 2)])
+def test_pairs_have_the_bits_of_a_linear_layer_of_one_row(device: torch.device, tile: Tile | None) -> None:
+    """However they are grouped; in the interpreter sums are ordered by a library, by the block's shape."""
+    x, weight, ids = operands(device, 21, OUTPUTS)
+    alone, grouped, plain = (torch.empty(42, OUTPUTS, device=device) for _ in range(3))
+    expert_linear(x, weight, alone, ids, tile=tile)
+    expert_linear(x, weight, grouped, ids, groups_of(ids, 16 if tile is None else tile.tokens), tile=tile)
+    for pair, expert in enumerate(ids.flatten().tolist()):
+        linear(x[pair // 2 : pair // 2 + 1], weight[expert], plain[pair : pair + 1])
+    torch.testing.assert_close(grouped, plain, rtol=1e-5, atol=1e-5)
+    if device.type == "cuda":
+        assert torch.equal(alone, plain) and torch.equal(grouped, plain)

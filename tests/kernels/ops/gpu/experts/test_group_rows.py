@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream_kernels.ops.gpu.experts.group_rows import (
+    WORDS,
+    ExpertGroups,
+    are_grouped,
+    group_rows,
+    group_rows_reference,
+    most_blocks,
+    tokens_of,
+)
+
+EXPERTS = 5
+
+
+def groups_of(ids: torch.Tensor, tokens: int) -> ExpertGroups:
+    blocks = most_blocks(ids.numel(), EXPERTS, tokens)
+    empty = [torch.full(shape, -1, dtype=torch.int32, device=ids.device) for shape in ((ids.numel(),), (blocks, WORDS))]
+    return ExpertGroups(*empty, tokens)
+
+
+@pytest.mark.parametrize("op", [group_rows, group_rows_reference])
+@pytest.mark.parametrize("kind", ["random", "all of one", "of the last alone", "full blocks"])
+def test_every_pair_is_in_one_block_of_its_expert(device: torch.device, op, kind: str) -> None:
+    torch.manual_seed(0)
+    ids = {
+        "random": torch.randint(0, EXPERTS, (37, 3)),
+        "all of one": torch.full((40, 1), 2),
+        "of the last alone": torch.full((3, 1), EXPERTS - 1),
+        "full blocks": torch.arange(EXPERTS).repeat_interleave(32)[:, None],
+    }[kind].to(device, torch.int32)
+    groups = groups_of(ids, 16)
+    op(ids, groups, experts=EXPERTS)
+    assert groups.order.sort().values.tolist() == list(range(ids.numel()))
+    found = torch.full((ids.numel(),), -1, device=device)
+    for expert, first, count in groups.blocks.tolist():
+        assert 0 <= count <= 16
+        places = groups.order[first : first + count].long()
+        assert (found[places] == -1).all()
+        found[places] = expert
+    assert torch.equal(found.int(), ids.flatten())
+
+
+def test_the_kernel_orders_pairs_as_its_twin(device: torch.device) -> None:
+    torch.manual_seed(1)
+    ids = torch.randint(0, EXPERTS, (700, 2), dtype=torch.int32, device=device)  # more than are read at a time
+    ours, theirs = groups_of(ids, 64), groups_of(ids, 64)
+    group_rows(ids, ours, experts=EXPERTS)
+    group_rows_reference(ids, theirs, experts=EXPERTS)
+    assert torch.equal(ours.order, theirs.order)
+    there = theirs.blocks[:, 2] > 0
+    assert torch.equal(ours.blocks[there], theirs.blocks[there]) and (ours.blocks[~there, 2] == 0).all()
+
+
+def test_sizes() -> None:
+    assert [tokens_of(pairs, 8) for pairs in (1, 128, 129, 10**6)] == [16, 16, 32, 128]
+    assert [are_grouped(pairs, 128, 8) for pairs in (8, 32, 33)] == [False, False, True]
