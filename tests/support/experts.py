@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 
 _Tensors = Iterator[tuple[str, torch.Tensor]]
-Linear = Callable[..., _Tensors]
-"""(name, outputs, inputs) to a module's tensors."""
+_BLOCK = 32
+"""Elements of MXFP4 that share a scale."""
+
+
+class Random(Protocol):
+    """Random tensors."""
+
+    def normal(self, *shape: int, scale: float) -> torch.Tensor: ...
+
+    def linear(self, name: str, outputs: int, inputs: int, *, biased: bool = False) -> _Tensors: ...
 
 
 def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer of a model of this config.json has experts."""
-    if config["model_type"] == "mixtral":
+    if config["model_type"] in ("mixtral", "gpt_oss"):
         return True
     step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", ())
     return config["model_type"].endswith("_moe") and layer not in plain and (layer + 1) % step == 0
 
 
-def expert_tensors(config: Mapping[str, Any], prefix: str, linear: Linear) -> _Tensors:
+def expert_tensors(config: Mapping[str, Any], prefix: str, random: Random) -> _Tensors:
     """A layer's router and experts; `prefix` is the layer's."""
-    hidden = config["hidden_size"]
+    hidden, linear = config["hidden_size"], random.linear
+    if config["model_type"] == "gpt_oss":
+        yield from _gpt_oss_tensors(config, prefix + "mlp.", random)
+        return
     if config["model_type"] == "mixtral":
         prefix, parts, size = prefix + "block_sparse_moe.", ("w1", "w3", "w2"), config["intermediate_size"]
     else:
@@ -32,17 +44,46 @@ def expert_tensors(config: Mapping[str, Any], prefix: str, linear: Linear) -> _T
     count = config.get("num_experts") or config["num_local_experts"]
     yield from linear(prefix + "gate", count, hidden)
     for expert in range(count):
-        yield from network(f"{prefix}experts.{expert}.", parts, hidden, size, linear)
+        yield from network(f"{prefix}experts.{expert}.", parts, hidden, size, random)
     if shared := config.get("shared_expert_intermediate_size"):
-        yield from network(f"{prefix}shared_expert.", parts, hidden, shared, linear)
+        yield from network(f"{prefix}shared_expert.", parts, hidden, shared, random)
         yield from linear(prefix + "shared_expert_gate", 1, hidden)
 
 
-def network(prefix: str, parts: tuple[str, ...], hidden: int, size: int, linear: Linear) -> _Tensors:
+def network(prefix: str, parts: tuple[str, ...], hidden: int, size: int, random: Random) -> _Tensors:
     """Gate, up and down of a feed-forward network."""
     for part in parts[:2]:
-        yield from linear(prefix + part, size, hidden)
-    yield from linear(prefix + parts[2], hidden, size)
+        yield from random.linear(prefix + part, size, hidden)
+    yield from random.linear(prefix + parts[2], hidden, size)
+
+
+def _gpt_oss_tensors(config: Mapping[str, Any], prefix: str, random: Random) -> _Tensors:
+    hidden, size, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    yield from random.linear(prefix + "router", count, hidden, biased=True)
+    # Some of them beyond the limit.
+    yield prefix + "experts.gate_up_proj", random.normal(count, hidden, 2 * size, scale=4 * hidden**-0.5)
+    yield prefix + "experts.gate_up_proj_bias", random.normal(count, 2 * size, scale=0.5)
+    yield prefix + "experts.down_proj", random.normal(count, size, hidden, scale=0.2 * size**-0.5)
+    yield prefix + "experts.down_proj_bias", random.normal(count, hidden, scale=0.1)
+
+
+def pack_mxfp4(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Give a gpt-oss model's experts random codes in MXFP4; returns (blocks, scales) by the name of the weight."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    random, packed = torch.Generator().manual_seed(3), {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = tensors.pop(name).shape
+        shape = (count, outputs, inputs // _BLOCK)
+        blocks = torch.randint(0, 256, (*shape, _BLOCK // 2), dtype=torch.uint8, generator=random)
+        scales = torch.randint(120, 125, shape, dtype=torch.uint8, generator=random)
+        packed[name] = blocks, scales
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return packed
 
 
 def fuse_experts(folder: Path) -> None:

@@ -90,8 +90,22 @@ EXPERTS: dict[str, dict[str, Any]] = {
             "mlp_only_layers": [1],
         },
     },
+    "gpt_oss": {
+        "family": "gpt_oss",
+        "tied": False,
+        "heads": 4,
+        "kv_heads": 2,
+        "intermediate_size": 96,
+        "overrides": {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+            "sliding_window": 20,
+            "rope_scaling": _YARN | {"truncate": False},
+        },
+    },
 }
-"""Mixtures of experts: all layers, with one that computes every row, and with a layer that has none."""
+"""Mixtures of experts: all layers, with one that computes every row, with a layer that has none, and with biases."""
 
 FORMS: dict[str, dict[str, Any]] = {
     "llama, all biases": {"overrides": {"attention_bias": True, "mlp_bias": True}},

@@ -158,7 +158,7 @@ def _random_tensors(config: Mapping[str, Any], seed: int) -> _Tensors:
             yield prefix + "pre_feedforward_layernorm.weight", random.norm(hidden)
             yield prefix + "post_feedforward_layernorm.weight", random.norm(hidden)
         if has_experts(config, layer):
-            yield from expert_tensors(config, prefix, random.linear)
+            yield from expert_tensors(config, prefix, random)
         else:
             yield from _feed_forward(random, prefix + "mlp.")
     yield "model.norm.weight", random.norm(hidden)
@@ -179,6 +179,8 @@ def _attention(random: _Random, prefix: str) -> _Tensors:
     if random.family in ("gemma3_text", "qwen3", "qwen3_moe"):
         yield prefix + "q_norm.weight", random.norm(head_dim)
         yield prefix + "k_norm.weight", random.norm(head_dim)
+    if random.family == "gpt_oss":
+        yield prefix + "sinks", random.normal(config["num_attention_heads"], scale=2.0)
     yield from random.linear(prefix + "o_proj", hidden, q_size, biased=biased)
 
 

@@ -122,35 +122,49 @@ def list_slots(
 
 
 @kernel
-def attend(
-    query: int, keys: int, values: int, slots: int, count: int, head_dim: int, scale: Any, cap: Any, weights: int,
-    out: int,
-) -> None:  # fmt: skip
-    """One head of one row over the `count` listed slots: out = softmax(scale q K^T) V.
-
-    Scores s are cap * tanh(s / cap) where `cap` is not 0. Addresses: float32 query and out [head_dim]; keys and values
-    [slots, head_dim] of the head; int32 slots from `list_slots`; float32 scratch `weights` with room for `count`
-    rounded up to 16. scale and cap are float32. head_dim is a multiple of 16. A NaN or an infinite score makes all of
-    `out` NaN; an infinite one does not where there is a cap.
-    """
+def _softmax(weights: int, count: int, scale: Any, cap: Any, sink: Any) -> float:
+    """Weights, not normalised, in the place of `count` products; returns what each is to be multiplied by."""
     w = pointer_f32(weights)
     width = (count + 15) // 16 * 16
-    if head_dim % 64 == 0:
-        _scores_4(query, keys, slots, count, head_dim, weights, 0)
-    else:
-        _scores_1(query, keys, slots, count, head_dim, weights, 0)
     for i in range(count, width):
         w[i] = -np.inf
     if cap > 0:
         for i in range(count):
             w[i] = soft_cap(w[i] * scale, cap)
         scale = np.float32(1)
-    peak = largest(weights, width)
+    if sink > -np.inf:
+        for i in range(count):
+            w[i] *= scale
+        scale = np.float32(1)
+    peak = max(largest(weights, width), sink)
     for i in range(count):
         w[i] = exp((w[i] - peak) * scale)
     for i in range(count, width):
         w[i] = np.float32(0)
-    share = np.float32(1) / total(weights, width) if peak < np.inf else np.float32(np.nan)
+    weight = total(weights, width)
+    if sink > -np.inf:
+        weight += exp(sink - peak)
+    return np.float32(1) / weight if peak < np.inf else np.float32(np.nan)
+
+
+@kernel
+def attend(
+    query: int, keys: int, values: int, slots: int, count: int, head_dim: int, scale: Any, cap: Any, sink: Any,
+    weights: int, out: int,
+) -> None:  # fmt: skip
+    """One head of one row over the `count` listed slots: out = softmax(scale q K^T) V.
+
+    Scores s are cap * tanh(s / cap) where `cap` is not 0. `sink` is one more score, of a position without a value; of
+    a head that has none it is -inf. Addresses: float32 query and out [head_dim]; keys and values [slots, head_dim] of
+    the head; int32 slots from `list_slots`; float32 scratch `weights` with room for `count` rounded up to 16. scale,
+    cap and sink are float32. head_dim is a multiple of 16. A NaN or an infinite score makes all of `out` NaN; an
+    infinite one does not where there is a cap.
+    """
+    if head_dim % 64 == 0:
+        _scores_4(query, keys, slots, count, head_dim, weights, 0)
+    else:
+        _scores_1(query, keys, slots, count, head_dim, weights, 0)
+    share = _softmax(weights, count, scale, cap, sink)
     column = 0
     while column < head_dim:
         if head_dim - column >= 128:
@@ -172,7 +186,8 @@ def _attention(
     q: int, rows: int, heads: int, head_dim: int, keys: int, values: int, kv_heads: int, num_slots: int,
     page_table: npt.NDArray[np.int32], page_lines: npt.NDArray[np.int32], page_size: int,
     prefix_lengths: npt.NDArray[np.int32], ancestors: npt.NDArray[np.int32], num_ancestors: npt.NDArray[np.int32],
-    slots: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], window: int, scale: Any, cap: Any, out: int,
+    slots: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], window: int, scale: Any, cap: Any,
+    sinks: npt.NDArray[np.float32], out: int,
 ) -> None:  # fmt: skip
     for row in range(rows):
         line = page_table.ctypes.data + page_lines[row] * page_table.shape[1] * 4
@@ -182,7 +197,7 @@ def _attention(
             store = head // (heads // kv_heads) * num_slots * head_dim * 4
             offset = (row * heads + head) * head_dim * 4
             attend(
-                q + offset, keys + store, values + store, slots.ctypes.data, count, head_dim, scale, cap,
+                q + offset, keys + store, values + store, slots.ctypes.data, count, head_dim, scale, cap, sinks[head],
                 weights.ctypes.data, out + offset,
             )  # fmt: skip
 
@@ -204,21 +219,24 @@ def tree_attention(
     ancestor_slots: npt.NDArray[np.int32],
     num_ancestors: npt.NDArray[np.int32],
     form: AttentionForm = FULL,
+    sinks: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.float32]:
     """float32 q [rows, heads, head_dim] over keys, values [kv_heads, slots, head_dim]: float32 like q.
 
-    The int32 plan is that of `RowBatch`. Every row attends to one position at least.
+    The int32 plan is that of `RowBatch`. Every row attends to one position at least. sinks: float32 [heads], a score
+    beside those of positions, which takes its share of the softmax and has no value.
     """
     q = np.ascontiguousarray(q)
     rows, heads, head_dim = q.shape
     kv_heads, num_slots, _ = keys.shape
     room = int((prefix_lengths + num_ancestors).max(initial=0)) + 16
     out = np.empty_like(q)
+    sinks = np.full(heads, -np.inf, np.float32) if sinks is None else sinks
     _attention(
         q.ctypes.data, rows, heads, head_dim, keys.ctypes.data, values.ctypes.data, kv_heads, num_slots,
         page_table, page_lines, page_size, prefix_lengths, ancestor_slots, num_ancestors,
         np.empty(room, np.int32), np.empty(room, np.float32), form.window, float32_scale(form, head_dim),
-        np.float32(form.cap), out.ctypes.data,
+        np.float32(form.cap), sinks, out.ctypes.data,
     )  # fmt: skip
     return out
 
@@ -235,6 +253,7 @@ def tree_attention_reference(
     ancestor_slots: torch.Tensor,
     num_ancestors: torch.Tensor,
     form: AttentionForm = FULL,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same in torch, row by row."""
     groups = q.shape[1] // keys.shape[0]
@@ -248,5 +267,7 @@ def tree_attention_reference(
         v = values[:, slots].repeat_interleave(groups, 0)
         scores = torch.einsum("hd,hpd->hp", q[row], k) * form.scale_of(q.shape[2])
         scores = form.cap * torch.tanh(scores / form.cap) if form.cap else scores
-        out[row] = torch.einsum("hp,hpd->hd", scores.softmax(-1), v)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None].to(scores.dtype)], 1)
+        out[row] = torch.einsum("hp,hpd->hd", scores.softmax(-1)[:, : len(slots)], v)
     return out

@@ -56,6 +56,7 @@ _RANGES = {
     "final_logit_softcapping": (1e-3, 1e6),
     "rope_local_base_freq": (1.0, 1e15),
     "logit_scale": (1e-6, 1e6),
+    "swiglu_limit": (1e-3, 1e6),
 }
 """The least and the greatest value of a number."""
 

@@ -6,15 +6,15 @@ In the place of a layer's feed-forward network stand several, its experts, of wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, flag, shown, size
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, flag, number, shown, size
 from slipstream_kernels.models.checkpoint.weight_file import open_weights, weight_files
 
 _Fields = Mapping[str, Any]
-_FUSED = ".mlp.experts.gate_up_proj"
+_FUSED = (".mlp.experts.gate_up_proj", ".mlp.experts.gate_up_proj_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class ExpertForm:
     count: of a layer. chosen: those that compute a row. size: the intermediate size of each. layers: which layers have
     experts; the others have a feed-forward network. normalised: the chosen experts' weights are their shares among
     themselves, by the softmax of their scores; else among all. shared_size: intermediate size of one more expert, which
-    computes every row, weighed by a sigmoid; 0: there is none.
+    computes every row, weighed by a sigmoid; 0: there is none. biased: router and experts have biases. limit: experts
+    gate by a clamped SwiGLU, see `slipstream_kernels.ops.experts.clamped_swiglu`; 0: by SiLU.
     """
 
     count: int
@@ -33,6 +34,8 @@ class ExpertForm:
     layers: tuple[bool, ...]
     normalised: bool
     shared_size: int = 0
+    biased: bool = False
+    limit: float = 0.0
 
     @property
     def scores(self) -> int:
@@ -52,6 +55,11 @@ def read_mixtral(fields: _Fields, layers: int) -> ExpertForm:
         ),
         "num_local_experts",
     )
+
+
+def read_gpt_oss(fields: _Fields, layers: int) -> ExpertForm:
+    """All layers have experts, of the model's intermediate size. Raises CheckpointError."""
+    return replace(read_mixtral(fields, layers), biased=True, limit=number(fields, "swiglu_limit", 7.0))
 
 
 def read_qwen_experts(fields: _Fields, layers: int, *, shared: bool) -> ExpertForm | None:

@@ -1,17 +1,19 @@
 """Tensors of experts by name: as folders store them, and as they are computed with, one module an expert.
 
-Three layouts are known: modules of an expert named as those of a feed-forward network (Qwen), the same named by numbers
-(Mixtral), and one tensor for all experts of a layer (transformers 5).
+Four layouts are known: modules of an expert named as those of a feed-forward network (Qwen), the same named by numbers
+(Mixtral), one tensor for all experts of a layer (transformers 5), and that of `gpt_oss_names`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from slipstream_kernels.models.checkpoint.gpt_oss_names import gpt_oss_parts, gpt_oss_shapes, stored_gpt_oss_name
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight
 
 ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"
 PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -20,6 +22,8 @@ _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _FUSED = re.compile(r".*\.mlp\.experts\.(gate_up_proj|down_proj)")
 
+Weight = torch.Tensor | QuantisedWeight
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
 Projections = Iterator[tuple[str, tuple[int, int], bool]]
 
 
@@ -32,11 +36,11 @@ def expert_projections(config: ModelConfig) -> Projections:
     """Of a layer of experts: name, (outputs, inputs), whether there is a bias."""
     experts, hidden = config.form.experts, config.hidden_size
     assert experts is not None
-    yield ROUTER, (experts.count, hidden), False
+    yield ROUTER, (experts.count, hidden), experts.biased
     for expert in range(experts.count):
         for part in PARTS:
             shape = (hidden, experts.size) if part == "down_proj" else (experts.size, hidden)
-            yield expert_module(expert, part), shape, False
+            yield expert_module(expert, part), shape, experts.biased
     if experts.shared_size:
         for part in PARTS:
             shape = (hidden, experts.shared_size) if part == "down_proj" else (experts.shared_size, hidden)
@@ -46,6 +50,8 @@ def expert_projections(config: ModelConfig) -> Projections:
 
 def stored_expert_name(config: ModelConfig, name: str) -> str:
     """What the tensor of the folder is called that holds one of a layer of experts, or any other tensor."""
+    if config.family == "gpt_oss":
+        return stored_gpt_oss_name(name, packed=config.packed_experts)
     found = _EXPERT.fullmatch(name)
     if config.fused_experts:
         if found is None:
@@ -60,20 +66,33 @@ def stored_expert_name(config: ModelConfig, name: str) -> str:
     return name.replace(f".{ROUTER}.", ".block_sparse_moe.gate.")
 
 
-def fused_shape(config: ModelConfig, stored: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a tensor of the folder, from that of its parts above one another."""
-    if config.form.experts is None or not config.fused_experts or not _FUSED.fullmatch(stored):
-        return shape
-    count = config.form.experts.count
-    return (count, shape[0] // count, *shape[1:])
+def stored_expert_shapes(config: ModelConfig, stored: str, shape: tuple[int, ...]) -> Shapes:
+    """Name and shape of the tensors of the folder whose parts above one another have this shape."""
+    experts = config.form.experts
+    assert experts is not None
+    if config.family == "gpt_oss":
+        yield from gpt_oss_shapes(stored, shape, experts.count)
+    elif config.fused_experts and _FUSED.fullmatch(stored):
+        yield stored, (experts.count, shape[0] // experts.count, *shape[1:])
+    else:
+        yield stored, shape
 
 
-def fused_parts(stored: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]] | None:
-    """Name and tensor of each part of all experts of a layer, [experts, outputs, inputs]; None: it is not that."""
-    return _parts(stored, tensor) if _FUSED.fullmatch(stored) else None
+def computed_experts(
+    config: ModelConfig, stored: str, tensor: Weight | Sequence[QuantisedWeight]
+) -> Iterator[tuple[str, Weight]]:
+    """Name and tensor of what a tensor of the folder holds; of packed experts the weights of all are given."""
+    if config.family == "gpt_oss":
+        assert not isinstance(tensor, QuantisedWeight)
+        yield from gpt_oss_parts(stored, tensor)
+    elif isinstance(tensor, torch.Tensor) and _FUSED.fullmatch(stored):
+        yield from _fused_parts(stored, tensor)
+    else:
+        assert isinstance(tensor, torch.Tensor | QuantisedWeight)
+        yield _computed_name(config, stored), tensor
 
 
-def _parts(stored: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def _fused_parts(stored: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     prefix, _, part = stored.rpartition(".")
     for expert, weight in enumerate(tensor):
         if part == "down_proj":
@@ -83,8 +102,7 @@ def _parts(stored: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tenso
                 yield f"{prefix}.{expert}.{name}.weight", half
 
 
-def computed_expert_name(config: ModelConfig, stored: str) -> str:
-    """The inverse of `stored_expert_name`, of a tensor that holds one alone."""
+def _computed_name(config: ModelConfig, stored: str) -> str:
     if config.family != "mixtral" or config.fused_experts:
         return stored
     for part, number in _MIXTRAL.items():

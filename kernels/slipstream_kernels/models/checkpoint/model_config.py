@@ -19,6 +19,7 @@ from slipstream_kernels.models.checkpoint.config_fields import (
 )
 from slipstream_kernels.models.checkpoint.expert_form import has_fused_experts
 from slipstream_kernels.models.checkpoint.model_form import FAMILIES, PLAIN, ModelForm, is_tied, read_form
+from slipstream_kernels.models.checkpoint.quantisation.mxfp4 import GROUP
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.quantisation.scheme import Quantisation
 from slipstream_kernels.models.checkpoint.rope_fields import read_rope
@@ -28,9 +29,9 @@ from slipstream_kernels.ops.rope import Rope
 
 __all__ = ["FAMILIES", "CheckpointError", "ModelConfig", "read_json"]
 
-_HEAD_DIMS = {"gemma2": 256, "gemma3_text": 256}
+_HEAD_DIMS = {"gemma2": 256, "gemma3_text": 256, "gpt_oss": 64}
 """Of families whose files need not name it, and where it is not the hidden size's share."""
-_BASES = {"gemma3_text": 1e6, "mixtral": 1e6}
+_BASES = {"gemma3_text": 1e6, "gpt_oss": 1.5e5, "mixtral": 1e6}
 """Of rotary frequencies, where the file names none and it is not 10,000."""
 
 
@@ -90,6 +91,11 @@ class ModelConfig:
         """So many of the first layers have one of every kind among them."""
         kinds = [(form, self.has_experts(layer)) for layer, form in enumerate(self.attention_forms)]
         return max(map(kinds.index, kinds)) + 1
+
+    @property
+    def packed_experts(self) -> bool:
+        """Whether the folder has the experts of a layer as one tensor of codes in MXFP4, and one of their scales."""
+        return self.quantisation is not None and self.quantisation.of_experts
 
     def has_experts(self, layer: int) -> bool:
         """Whether experts stand in the place of a layer's feed-forward network."""
@@ -158,6 +164,8 @@ class ModelConfig:
         return config
 
     def _check_shapes(self) -> None:
+        if self.packed_experts:
+            self._check_packed_experts()
         for name in ("hidden_size", "intermediate_size", "head_dim"):
             if getattr(self, name) % 16:
                 raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, must be a multiple of 16")
@@ -166,6 +174,14 @@ class ModelConfig:
                 f"config.json: num_attention_heads is {self.num_heads}, "
                 f"not a multiple of num_key_value_heads, {self.num_kv_heads}"
             )
+
+    def _check_packed_experts(self) -> None:
+        if self.family != "gpt_oss":
+            raise CheckpointError(f"config.json: quant_method is 'mxfp4', which is not supported of a {self.family}")
+        for name in ("hidden_size", "intermediate_size"):
+            if getattr(self, name) % GROUP:
+                words = f"must be a multiple of {GROUP} where quant_method is 'mxfp4'"
+                raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, {words}")
 
 
 def _eos_token_ids(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     shown,
     size,
 )
-from slipstream_kernels.models.checkpoint.expert_form import ExpertForm, read_mixtral, read_qwen_experts
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm, read_gpt_oss, read_mixtral, read_qwen_experts
 from slipstream_kernels.models.checkpoint.rope_fields import read_rope
 from slipstream_kernels.ops.rope import Rope
 
@@ -40,8 +40,9 @@ class ModelForm:
     and values are one tensor of the file, and gate and up another. window: positions that a row of the layers of
     `window_layers` sees; 0: all. local_rope: how heads turn in these layers, if otherwise than in others.
     embed_scale: factor of embeddings. attention_scale: of products of query and key, 0: 1 / sqrt(head_dim).
-    attention_cap, logit_cap: what scores and logits are softly bounded by, 0: nothing. experts: of the layers that have
-    them; None: no layer has.
+    attention_cap, logit_cap: what scores and logits are softly bounded by, 0: nothing. sinks: each head has a score
+    beside those of positions, which takes its share and has no value (arXiv 2309.17453). experts: of the layers that
+    have them; None: no layer has.
     """
 
     qkv_bias: bool = False
@@ -59,6 +60,7 @@ class ModelForm:
     attention_scale: float = 0.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    sinks: bool = False
     experts: ExpertForm | None = None
 
     @property
@@ -70,6 +72,7 @@ class ModelForm:
             "GELU": self.activation != "silu",
             "scaled embeddings": self.embed_scale != 1,
             "bounds of scores or logits": bool(self.attention_cap or self.logit_cap),
+            "sinks": self.sinks,
             "experts": self.experts is not None,
         }
         return tuple(words for words, there in named.items() if there)
@@ -91,6 +94,13 @@ def read_form(fields: _Fields, family: str, layers: int, context: int) -> ModelF
 def _llama(fields: _Fields, _layers: int) -> ModelForm:
     biased = flag(fields, "attention_bias")
     return ModelForm(qkv_bias=biased, output_bias=biased, mlp_bias=flag(fields, "mlp_bias"))
+
+
+def _gpt_oss(fields: _Fields, layers: int) -> ModelForm:
+    biased = fields.get("attention_bias") is None or flag(fields, "attention_bias")
+    form = ModelForm(qkv_bias=biased, output_bias=biased, sinks=True, experts=read_gpt_oss(fields, layers))
+    windowed = _windowed(fields, layers) or tuple(i % 2 == 0 for i in range(layers))
+    return _with_window(form, fields, windowed, None if "sliding_window" in fields else 128)
 
 
 def _mimo(_fields: _Fields, _layers: int) -> ModelForm:
@@ -186,6 +196,7 @@ def scales_embeddings(fields: _Fields) -> bool:
 FAMILIES: Mapping[str, Callable[[_Fields, int], ModelForm]] = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
     "llama": _llama,
     "mimo": _mimo,
     "mistral": _mistral,

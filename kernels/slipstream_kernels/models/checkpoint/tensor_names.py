@@ -6,25 +6,25 @@ a head that turn in another order. Everything behind the loader knows the second
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from slipstream_kernels.models.checkpoint.expert_names import (
-    computed_expert_name,
+    Shapes,
+    Weight,
+    computed_experts,
     expert_projections,
-    fused_parts,
-    fused_shape,
     stored_expert_name,
+    stored_expert_shapes,
 )
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight
 from slipstream_kernels.ops.rope import rotated_first
 
-Weight = torch.Tensor | QuantisedWeight
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
-
+SINKS = "self_attn.sinks"
+"""Of a layer's heads."""
 _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
@@ -46,6 +46,8 @@ def expected_shapes(config: ModelConfig) -> Shapes:
             yield prefix + "pre_feedforward_layernorm.weight", (hidden,)
             yield prefix + "post_feedforward_layernorm.weight", (hidden,)
         for name, (size, inputs), biased in _projections(config, layer):
+            if form.sinks and name == "self_attn.o_proj":
+                yield prefix + SINKS, (config.num_heads,)
             if form.head_norms and name == "self_attn.o_proj":
                 yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
                 yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
@@ -79,8 +81,11 @@ def stored_shapes(config: ModelConfig) -> Shapes:
         stored = stored_name(config, name)
         before = whole.get(stored)
         whole[stored] = shape if before is None else (before[0] + shape[0], *shape[1:])
+    if config.form.experts is None:
+        yield from whole.items()
+        return
     for stored, shape in whole.items():
-        yield stored, fused_shape(config, stored, shape)
+        yield from stored_expert_shapes(config, stored, shape)
 
 
 def stored_name(config: ModelConfig, name: str) -> str:
@@ -95,12 +100,17 @@ def stored_name(config: ModelConfig, name: str) -> str:
 
 def stored_as_computed(config: ModelConfig) -> bool:
     """Whether a folder's tensors are those that are computed with, name by name."""
-    renamed = config.fused_experts or config.family == "mixtral"
+    renamed = config.fused_experts or config.family in ("mixtral", "gpt_oss")
     return not (config.form.fused_projections or config.form.stored_less_one or config.rope.rotated or renamed)
 
 
-def computed(config: ModelConfig, stored: str, tensor: Weight) -> Iterator[tuple[str, Weight]]:
-    """Name and tensor of what a tensor of `stored_shapes` holds; norms' weights in float32 where they are added to."""
+def computed(
+    config: ModelConfig, stored: str, tensor: Weight | Sequence[QuantisedWeight]
+) -> Iterator[tuple[str, Weight]]:
+    """Name and tensor of what a tensor of `stored_shapes` holds; norms' weights in float32 where they are added to.
+
+    Of packed experts, see `ModelConfig.packed_experts`, the weights of all are given.
+    """
     for name, part in _parts(config, stored, tensor):
         if config.form.stored_less_one and name.endswith("norm.weight"):
             assert isinstance(part, torch.Tensor)
@@ -113,14 +123,13 @@ def computed(config: ModelConfig, stored: str, tensor: Weight) -> Iterator[tuple
             yield name, part
 
 
-def _parts(config: ModelConfig, stored: str, tensor: Weight) -> Iterator[tuple[str, Weight]]:
+def _parts(
+    config: ModelConfig, stored: str, tensor: Weight | Sequence[QuantisedWeight]
+) -> Iterator[tuple[str, Weight]]:
     if config.form.experts is not None:
-        fused = fused_parts(stored, tensor) if isinstance(tensor, torch.Tensor) else None
-        if fused is None:
-            yield computed_expert_name(config, stored), tensor
-        else:
-            yield from fused
+        yield from computed_experts(config, stored, tensor)
         return
+    assert isinstance(tensor, torch.Tensor | QuantisedWeight)
     sizes = {name.split(".", 1)[1]: shape[0] for name, shape, _ in _projections(config, 0)}
     for whole, parts in _FUSED.items() if config.form.fused_projections else ():
         if f".{whole}." in stored:

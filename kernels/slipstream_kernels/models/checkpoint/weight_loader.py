@@ -14,6 +14,7 @@ import torch
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, regular_size, shown
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.quantisation.layouts import StoredTensor, quantised_weight, stored_tensors
+from slipstream_kernels.models.checkpoint.quantisation.mxfp4 import BLOCKS, SCALES, mxfp4_weights
 from slipstream_kernels.models.checkpoint.quantisation.scheme import WeightScheme
 from slipstream_kernels.models.checkpoint.tensor_names import (
     computed,
@@ -132,11 +133,15 @@ def iterate_weights(
                 if whole in done or not (wanted is None or whole in wanted):
                     continue
                 done.add(whole)
-                weight: torch.Tensor | QuantisedWeight
-                if module is None:
-                    weight = file.read(name).to(torch.bfloat16)
-                else:
+                weight: torch.Tensor | QuantisedWeight | list[QuantisedWeight]
+                if module is not None:
                     weight = _read_module(module, path, file, places)
+                elif not config.packed_experts or not name.endswith((BLOCKS, SCALES)):
+                    weight = file.read(name).to(torch.bfloat16)
+                elif name.endswith(BLOCKS):
+                    weight = _read_experts(name.removesuffix(BLOCKS), path, file, places)
+                else:
+                    continue
                 for each, part in computed(config, whole, weight):
                     if only is None or each in only:
                         yield each, part
@@ -167,7 +172,9 @@ def load_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor | 
 
 def quantised_elements(config: ModelConfig) -> int:
     """Elements of all weights that are quantised. Raises CheckpointError for one of which its scheme cannot be."""
-    return sum(module.outputs * module.inputs for module in _quantised_modules(config))
+    modules = sum(module.outputs * module.inputs for module in _quantised_modules(config))
+    packed = (prod(shape) for name, shape in stored_shapes(config) if name.endswith(BLOCKS) and config.packed_experts)
+    return modules + 2 * sum(packed)
 
 
 def _quantised_modules(config: ModelConfig) -> list[_Module]:
@@ -177,7 +184,7 @@ def _quantised_modules(config: ModelConfig) -> list[_Module]:
     shapes = dict(stored_shapes(config))
     for name, shape in shapes.items():
         module = name.removesuffix(_WEIGHT)
-        if len(shape) != 2 or name == EMBEDDING:
+        if len(shape) != 2 or name == EMBEDDING or not name.endswith(_WEIGHT):
             continue
         scheme = config.quantisation.scheme_of(module)
         if scheme is not None:
@@ -208,13 +215,24 @@ def _read_module(module: _Module, path: Path, file: WeightFile, places: Mapping[
         raise CheckpointError(f"{path}: {error}") from error
 
 
+def _read_experts(name: str, path: Path, file: WeightFile, places: Mapping[str, Path]) -> list[QuantisedWeight]:
+    """The experts of a layer, whose codes lie in `file`, at `path`."""
+    place = places[name + SCALES]
+    with ExitStack() as stack:
+        source = file if place == path else stack.enter_context(open_weights(place))
+        scales = source.read(name + SCALES)
+    return mxfp4_weights(file.read(name + BLOCKS), scales, f"{place}: {name}")
+
+
 def _check_headers(
     folder: Path, config: ModelConfig, files: Sequence[Path], modules: Sequence[_Module]
 ) -> dict[str, Path]:
     """The file of each tensor that is used."""
     quantised = {module.name + _WEIGHT for module in modules}
     expected = {
-        name: StoredTensor(tuple(FLOATS), (shape,)) for name, shape in stored_shapes(config) if name not in quantised
+        name: StoredTensor(_dtypes(config, name), (shape,))
+        for name, shape in stored_shapes(config)
+        if name not in quantised
     }
     expected |= {f"{module.name}.{part}": tensor for module in modules for part, tensor in module.stored.items()}
     places: dict[str, Path] = {}
@@ -226,6 +244,11 @@ def _check_headers(
     if missing := sorted(name for name, tensor in expected.items() if not tensor.optional):
         raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
     return places
+
+
+def _dtypes(config: ModelConfig, name: str) -> tuple[str, ...]:
+    """Types that a tensor of no quantised module may have."""
+    return ("U8",) if config.packed_experts and name.endswith((BLOCKS, SCALES)) else tuple(FLOATS)
 
 
 def _check(file: WeightFile, name: str, expected: StoredTensor | None, path: Path) -> None:

@@ -189,6 +189,7 @@ def _numbers(config: ModelConfig) -> dict[str, np.float32]:
         "attention_scale": float32_scale(attention, config.head_dim),
         "attention_cap": np.float32(attention.cap),
         "logit_cap": np.float32(form.logit_cap),
+        "expert_limit": np.float32(0 if form.experts is None else form.experts.limit),
     }
 
 

@@ -13,14 +13,16 @@ import numpy as np
 from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_i32, record_at
 from slipstream_kernels.jit.threads import claim, complete, finish
+from slipstream_kernels.ops.experts.clamped_swiglu import clamped_swiglu_row
 from slipstream_kernels.ops.experts.grouping import ITEM, combine_row, group_pairs
 from slipstream_kernels.ops.experts.routing import route_row
 from slipstream_kernels.ops.linear import BLOCK
 from slipstream_kernels.ops.quantised_linear import weight_task
 from slipstream_kernels.ops.silu_mul import silu_mul_row
 
-MATRIX = np.dtype([(name, np.int64) for name in ("kind", "weight", "scales", "zeros", "group")])
-"""kind: 0 of a bfloat16 weight, else one of `quantised_linear.KINDS`; addresses of its arrays; its group."""
+MATRIX = np.dtype([(name, np.int64) for name in ("kind", "weight", "scales", "zeros", "group", "bias")])
+"""kind: 0 of a bfloat16 weight, else one of `quantised_linear.KINDS`; addresses of its arrays; its group. bias: of a
+router and of experts, the address of float32 of padded width; 0: there is none."""
 
 SIZES = (
     "experts", "experts_chosen", "experts_normalised", "expert_size", "expert_stride", "router_stride", "shared_size",
@@ -94,9 +96,10 @@ def _products(a: Any, phase: int, matrices: int, x: int, size: int, out: int, st
         item = pointer_i32(a.expert_items + 4 + task // blocks * ITEM * 4)
         first = np.int64(item[1])
         m = _matrix_at(matrices + item[0] * 2 * _MATRIX_BYTES)
+        addend = m.bias if m.bias != 0 else a.zeros
         weight_task(
             task % blocks, x + first * size * 4, item[2], size, m.kind, m.weight, m.scales, m.zeros, m.group, blocks,
-            out + first * stride * 4, stride, a.zeros, 0, room,
+            out + first * stride * 4, stride, addend, 0, room,
         )  # fmt: skip
         finish(a.board, phase)
         task = claim(a.board, phase)
@@ -109,7 +112,11 @@ def _activate(a: Any, phase: int) -> None:
     pair = claim(a.board, phase)
     while pair < pairs:
         gate = a.expert_gate_up + pair * a.expert_stride * 4
-        silu_mul_row(gate, gate + a.expert_size * 4, a.expert_size, a.expert_activated + pair * a.expert_size * 4)
+        up, out = gate + a.expert_size * 4, a.expert_activated + pair * a.expert_size * 4
+        if a.expert_limit > 0:
+            clamped_swiglu_row(gate, up, a.expert_size, a.expert_limit, out)
+        else:
+            silu_mul_row(gate, up, a.expert_size, out)
         finish(a.board, phase)
         pair = claim(a.board, phase)
     complete(a.board, phase, pairs)

@@ -29,10 +29,11 @@ gate is passed through GELU, 0 for SiLU."""
 WEIGHTS = (
     "embedding", "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "post_norm", "gate_up", "down", "final_norm",
     "head", "zeros", "layer_forms", "o_bias", "gate_up_bias", "down_bias", "attention_norm", "mlp_norm", "router",
+    "sinks",
 )  # fmt: skip
-"""Addresses; weights of all layers lie one after the other. Those of biases and norms that a model has not are 0:
-q_norm and k_norm of heads, attention_norm and mlp_norm of what is added to the residual stream. Of qkv, o, gate_up,
-down, router and head it is that of a `MATRIX` for each layer, of layer_forms that of a `LAYER_FORM`."""
+"""Addresses; weights of all layers lie one after the other. Those of biases, norms and sinks that a model has not are
+0: q_norm, k_norm and sinks of heads, attention_norm and mlp_norm of what is added to the residual stream. Of qkv, o,
+gate_up, down, router and head it is that of a `MATRIX` for each layer, of layer_forms that of a `LAYER_FORM`."""
 LAYER_FORM = np.dtype([(name, np.int64) for name in ("rotary", "window", "experts")])
 """The address of a layer's rotary table; how many positions its rows see, 0: all; and the address of the matrices of
 its experts, 0: it has none. Of a layer that has, gate_up and down are those of the expert that computes every row."""
@@ -50,8 +51,9 @@ PLAN = (
 CAPTURE = ("states", "states_stride", "state_columns")
 """Address of bfloat16 [rows, states_stride], 0 where no boundary's states are wanted, and of the columns of each."""
 
-NUMBERS = ("embed_scale", "attention_scale", "attention_cap", "logit_cap")
-"""float32: the factors of embeddings and of scores, and the soft bounds of scores and logits; 0: none."""
+NUMBERS = ("embed_scale", "attention_scale", "attention_cap", "logit_cap", "expert_limit")
+"""float32: the factors of embeddings and of scores, and the soft bounds of scores and logits; 0: none. expert_limit: of
+`clamped_swiglu_row`, by which experts gate; 0: they gate by SiLU."""
 
 ARGS = np.dtype(
     [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + ROOM + CACHE + PLAN + CAPTURE]
@@ -198,9 +200,10 @@ def _attention(a: Any, phase: int, layer: int, scratch: int) -> None:
         store = (layer * a.kv_heads + head // (a.heads // a.kv_heads)) * a.num_slots * size
         query = a.qkv_out + (row * a.qkv_stride + head * a.head_dim) * 4
         out = a.attended + (row * a.heads + head) * size
+        sink = pointer_f32(a.sinks)[layer * a.heads + head] if a.sinks != 0 else np.float32(-np.inf)
         attend(
             query, a.keys + store, a.values + store, scratch, count, a.head_dim, a.attention_scale, a.attention_cap,
-            scratch + a.slots_room * 4, out,
+            sink, scratch + a.slots_room * 4, out,
         )  # fmt: skip
         finish(a.board, phase)
         task = claim(a.board, phase)
@@ -298,7 +301,9 @@ def _add(
 def _mixture(a: Any, phase: int, layer: int, room: int) -> None:
     """What experts make of the normalised rows, and the one that computes every row if there is one."""
     at, zeros, size, stride = layer * _MATRIX_BYTES, a.zeros, a.shared_size, a.shared_stride
-    _linear(a, phase, a.normed, a.rows, a.hidden, a.router + at, a.scores, a.router_stride, zeros, 0, room)
+    bias = _matrix_at(a.router + at).bias
+    addend = bias if bias != 0 else zeros
+    _linear(a, phase, a.normed, a.rows, a.hidden, a.router + at, a.scores, a.router_stride, addend, 0, room)
     if size != 0:
         _linear(a, phase + 1, a.normed, a.rows, a.hidden, a.gate_up + at, a.gate_up_out, stride, zeros, 0, room)
         _activate(a, phase + 2, size, stride)

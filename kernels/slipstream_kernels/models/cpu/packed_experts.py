@@ -5,57 +5,83 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+
+from slipstream_kernels.jit.arrays import aligned
 from slipstream_kernels.models.checkpoint.expert_names import PARTS, ROUTER, SHARED_GATE, expert_module
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from slipstream_kernels.models.cpu.packed_matrix import Array, Packed, Weight, matrices_of, records_of
+from slipstream_kernels.models.cpu.packed_matrix import Array, Packed, Weight, dense, matrices_of, records_of
+from slipstream_kernels.ops.linear import padded
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
     """Of a model without experts all is empty.
 
-    matrices: the routers, None of layers without experts, by their name in `forward.WEIGHTS`. of_layers: of each layer
-    with experts gate and up above one another, and down, by turns. records: what kernels know these by. widths: the
-    widest that layers of experts write.
+    arrays: records of the routers, by their name in `forward.WEIGHTS`. records: of each layer with experts, of gate and
+    up above one another and of down by turns. matrices, biases: what the records point to. widths: the widest that
+    layers of experts write.
     """
 
-    matrices: Mapping[str, Sequence[Packed | None]]
-    of_layers: Mapping[int, Sequence[Packed | None]]
+    arrays: Mapping[str, Array]
     records: Mapping[int, Array]
+    matrices: Sequence[Packed | None]
+    biases: Sequence[Array]
     widths: tuple[int, ...]
 
     @classmethod
     def of(cls, config: ModelConfig, weights: Mapping[str, Weight]) -> PackedExperts:
         """Weights by their names in a Hugging Face folder."""
-        experts = config.form.experts
+        experts, layers = config.form.experts, range(config.num_layers)
         if experts is None:
-            return cls({}, {}, {}, ())
-        layers = range(config.num_layers)
-        routers = matrices_of(list(_router(config, weights, layer)) for layer in layers)
-        of_layers = {
-            layer: matrices_of(_experts(weights, layer, experts.count)) for layer in layers if config.has_experts(layer)
-        }
-        records = {layer: records_of(packed) for layer, packed in of_layers.items()}
-        return cls({"router": routers}, of_layers, records, (2 * experts.size, experts.scores))
+            return cls({}, {}, (), (), ())
+        routers = matrices_of(_router(config, weights, layer) for layer in layers)
+        router, records, biases = records_of(routers), {}, []
+        matrices = list(routers)
+        modules = [
+            [expert_module(expert, part) for part in parts]
+            for expert in range(experts.count)
+            for parts in (PARTS[:2], PARTS[2:])
+        ]
+        for layer in filter(config.has_experts, layers):
+            packed = matrices_of(_named(weights, layer, each, "weight") for each in modules)
+            matrices += packed
+            records[layer] = records_of(packed)
+            if experts.biased:
+                added = [_bias(_named(weights, layer, each, "bias")) for each in ([ROUTER], *modules)]
+                biases += added
+                for record, bias in zip((router[layer : layer + 1], *_lines(records[layer])), added, strict=True):
+                    record["bias"] = bias.ctypes.data
+        return cls({"router": router}, records, matrices, biases, (2 * experts.size, experts.scores))
 
 
 def of_networks(config: ModelConfig, weights: Mapping[str, Weight], parts: Sequence[str]) -> Iterator[list[Weight]]:
     """Parts of each layer's network that computes every row; nothing where its experts alone compute."""
     for layer in range(config.num_layers):
-        module = "mlp.shared_expert" if config.has_experts(layer) else "mlp"
+        network = "mlp.shared_expert" if config.has_experts(layer) else "mlp"
         there = parts if config.intermediate_of(layer) else ()
-        yield [weights[f"model.layers.{layer}.{module}.{part}.weight"] for part in there]
+        yield _named(weights, layer, [f"{network}.{part}" for part in there], "weight")
 
 
-def _router(config: ModelConfig, weights: Mapping[str, Weight], layer: int) -> Iterator[Weight]:
+def _router(config: ModelConfig, weights: Mapping[str, Weight], layer: int) -> list[Weight]:
     """What gives the scores of the experts, and behind them that of the shared one."""
-    if config.has_experts(layer):
-        yield weights[f"model.layers.{layer}.{ROUTER}.weight"]
-        if config.intermediate_of(layer):
-            yield weights[f"model.layers.{layer}.{SHARED_GATE}.weight"]
+    if not config.has_experts(layer):
+        return []
+    return _named(weights, layer, [ROUTER, SHARED_GATE] if config.intermediate_of(layer) else [ROUTER], "weight")
 
 
-def _experts(weights: Mapping[str, Weight], layer: int, count: int) -> Iterator[list[Weight]]:
-    for expert in range(count):
-        for parts in (PARTS[:2], PARTS[2:]):
-            yield [weights[f"model.layers.{layer}.{expert_module(expert, part)}.weight"] for part in parts]
+def _named(weights: Mapping[str, Weight], layer: int, modules: Sequence[str], kind: str) -> list[Weight]:
+    return [weights[f"model.layers.{layer}.{module}.{kind}"] for module in modules]
+
+
+def _bias(parts: Sequence[Weight]) -> Array:
+    """float32 of padded width."""
+    bias = torch.cat([dense(part) for part in parts]).float().numpy()
+    return aligned(np.pad(bias, (0, padded(len(bias)) - len(bias))))
+
+
+def _lines(records: Array) -> Iterator[Array]:
+    """Each record as an array of one, which may be written to."""
+    for line in range(len(records)):
+        yield records[line : line + 1]

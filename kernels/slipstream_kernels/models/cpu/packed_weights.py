@@ -11,6 +11,7 @@ import torch
 from slipstream_kernels.jit.arrays import aligned
 from slipstream_kernels.models.checkpoint.expert_names import PARTS
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.tensor_names import SINKS
 from slipstream_kernels.models.cpu.forward import LAYER_FORM
 from slipstream_kernels.models.cpu.packed_experts import PackedExperts, of_networks
 from slipstream_kernels.models.cpu.packed_matrix import Array, Packed, Weight, dense, matrices_of, records_of
@@ -27,7 +28,7 @@ class PackedWeights:
     arrays: Mapping[str, Array]
     matrices: Sequence[Packed]
     tables: Sequence[Array]
-    """What the records among `arrays` point to beside weights: rotary tables, and records of experts' weights."""
+    """What records among `arrays` point to beside weights: rotary tables, biases, and records of experts' weights."""
     room: int
 
     @property
@@ -59,7 +60,6 @@ def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: tor
         "gate_up": matrices_of(of_networks(config, weights, PARTS[:2])),
         "down": matrices_of(of_networks(config, weights, PARTS[2:])),
         "head": matrices_of([[head]]),
-        **experts.matrices,
     }
     form = config.form
     widths = [
@@ -75,6 +75,7 @@ def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: tor
         "final_norm": dense(weights["model.norm.weight"]).float().numpy(),
         "zeros": np.zeros(max(map(padded, widths)), np.float32),
         **{name: records_of(packed) for name, packed in matrices.items()},
+        **experts.arrays,
     }
     for name, has, modules in (
         ("qkv_bias", form.qkv_bias, qkv),
@@ -87,16 +88,18 @@ def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: tor
             arrays[name] = np.pad(bias, ((0, 0), (0, padded(bias.shape[1]) - bias.shape[1])))
     if form.head_norms:
         arrays |= {name: vectors(f"self_attn.{name}.weight") for name in ("q_norm", "k_norm")}
+    if form.sinks:
+        arrays["sinks"] = vectors(SINKS)
     if form.branch_norms:
         arrays["attention_norm"] = vectors("post_attention_layernorm.weight")
         arrays["mlp_norm"] = vectors("post_feedforward_layernorm.weight")
     tables = _rotary_tables(config)
     arrays["layer_forms"] = _layer_forms(config, tables, experts.records)
-    each_kind = (*matrices.values(), *experts.of_layers.values())
+    each_kind = (*matrices.values(), experts.matrices)
     every = [packed for kind in each_kind for packed in kind if packed is not None]
     quantised = any(isinstance(packed, PackedWeight) for packed in every)
     widest = max(config.hidden_size, config.q_size, config.widest_intermediate, *experts.widths)
-    held = (*tables.values(), *experts.records.values())
+    held = (*tables.values(), *experts.records.values(), *experts.biases)
     return PackedWeights(arrays, every, held, room_bytes(widest) if quantised else 0)
 
 

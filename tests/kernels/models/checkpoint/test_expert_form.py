@@ -100,3 +100,15 @@ def test_tensors_that_do_not_fit_the_config(tmp_path: Path, fused: bool) -> None
     save_file({name: tensor for name, tensor in tensors.items() if "layers.2.mlp.gate." not in name}, path)
     with pytest.raises(CheckpointError, match=r"1 tensors are missing, .* model\.layers\.2\.mlp\.gate\.weight"):
         check()
+
+
+def test_gpt_oss(tmp_path: Path) -> None:
+    changes = {"model_type": "gpt_oss", "num_local_experts": 8, "sliding_window": 128}
+    config = read(tmp_path, changes)
+    form = config.form
+    assert form.experts == ExpertForm(8, 2, 192, (True,) * 4, normalised=True, biased=True, limit=7.0)
+    assert form.sinks and form.qkv_bias and form.output_bias and config.rope.theta == 1.5e5 and config.head_dim == 64
+    assert [config.attention_of(layer).window for layer in range(4)] == [128, 0, 128, 0]
+    assert config.layers_of_all_kinds == 2
+    with pytest.raises(CheckpointError, match="swiglu_limit is 0, must be a positive number"):
+        read(tmp_path, changes | {"swiglu_limit": 0})

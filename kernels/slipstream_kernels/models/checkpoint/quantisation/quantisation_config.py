@@ -81,6 +81,12 @@ def _gptq(fields: Mapping[str, Any], name: str) -> Quantisation:
     return Quantisation("gptq", (*rules, Rule((*inside, HEAD_MODULE), scheme, parts=True)))
 
 
+def _mxfp4(fields: Mapping[str, Any], name: str) -> Quantisation:
+    """As gpt-oss has its experts. What is left out are all other modules, which cannot be otherwise."""
+    names(fields.get("modules_to_not_convert"), f"{name}.modules_to_not_convert")
+    return Quantisation("mxfp4", (), of_experts=True)
+
+
 def _gptq_scheme(fields: Mapping[str, Any], name: str, offset: int) -> WeightScheme:
     if flag(fields, "desc_act"):
         raise CheckpointError(
@@ -141,4 +147,5 @@ _METHODS: dict[str, Callable[[Mapping[str, Any], str], Quantisation]] = {
     "fp8": _fp8,
     "awq": _awq,
     "gptq": _gptq,
+    "mxfp4": _mxfp4,
 }

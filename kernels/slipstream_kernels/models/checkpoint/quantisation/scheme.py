@@ -68,12 +68,14 @@ class Rule:
 class Quantisation:
     """What config.json says. The first rule that covers a module counts.
 
-    notices: where the model is served otherwise than the file says, a line each.
+    notices: where the model is served otherwise than the file says, a line each. of_experts: experts alone are
+    quantised, in the layout of `mxfp4`.
     """
 
     method: str
     rules: tuple[Rule, ...]
     notices: tuple[str, ...] = ()
+    of_experts: bool = False
 
     def scheme_of(self, module: str) -> WeightScheme | None:
         """How the weight of a linear module is quantised; None: it is not."""
