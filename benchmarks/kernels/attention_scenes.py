@@ -34,6 +34,8 @@ class Vectors:
     k: torch.Tensor
     v: torch.Tensor
     form: AttentionForm = FULL
+    sinks: torch.Tensor | None = None
+    """float32 [heads], of a form that has them"""
 
     @classmethod
     def random(
@@ -56,6 +58,7 @@ class Vectors:
             normal(kv_heads, tokens, head_dim),
             normal(kv_heads, tokens, head_dim),
             form,
+            normal(kv_heads * group).float() * 4 if form.sinks else None,
         )
 
     def expected(self, sequence: Tokens) -> torch.Tensor:
@@ -66,8 +69,11 @@ class Vectors:
         q = self.q[int(sequence[-1])].double().view(kv_heads, -1, head_dim)
         scores = torch.einsum("kgd,kpd->kgp", q, self.k[:, places].double()) * form.scale_of(head_dim)
         scores = form.cap * torch.tanh(scores / form.cap) if form.cap else scores
+        if self.sinks is not None:
+            scores = torch.cat([scores, self.sinks.double().view(kv_heads, -1, 1)], -1)
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-        sums = torch.einsum("kgp,kpd->kgd", weights / weights.sum(-1, keepdim=True), self.v[:, places].double())
+        weights = (weights / weights.sum(-1, keepdim=True))[..., : len(places)]
+        sums = torch.einsum("kgp,kpd->kgd", weights, self.v[:, places].double())
         return sums.reshape(-1, head_dim)
 
 
@@ -91,6 +97,7 @@ class Pass:
     chunks: tuple[tuple[int, int, int, int], ...]
     """(first row, rows, line, first position) of prefills"""
     form: AttentionForm
+    sinks: torch.Tensor | None
 
     @property
     def group(self) -> int:
@@ -144,6 +151,7 @@ class Pass:
         run(
             self.q, self.keys, self.values, self.page_table, self.page_size, self.segments(columns, padding)[0],
             self.paths, self.depths, self.leaves(columns), self.write_slots, out, columns=columns, form=self.form,
+            sinks=self.sinks,
         )  # fmt: skip
         return out
 
@@ -162,11 +170,12 @@ class Pass:
             run(*kv, *segments, partials, columns=columns, form=self.form, depths=self.depths)
             last(
                 *kv, self.lines, self.prefix_lengths, self.paths, self.depths, self.write_slots, rows, partials, out,
-                form=self.form,
+                form=self.form, sinks=self.sinks,
             )  # fmt: skip
         if self.chunks:
             whole = prefill.prefill_attention_reference if twins else prefill.prefill_attention
-            whole(*kv, self.tiles(prefill_columns, padding), out, columns=prefill_columns, form=self.form)
+            form = {"form": self.form, "sinks": self.sinks}
+            whole(*kv, self.tiles(prefill_columns, padding), out, columns=prefill_columns, **form)
         return out
 
     def _on_device(self, table: npt.NDArray[np.int32]) -> torch.Tensor:
@@ -261,7 +270,7 @@ class Scene:
             decode_rows=column([first + i for first, rows, *_ in self._spans for i in range(rows)], -1),
             spans=tuple(self._spans),
             chunks=tuple(self._chunks),
-            form=self.vectors.form,
+            form=self.vectors.form, sinks=self.vectors.sinks,
         )  # fmt: skip
 
     def _commit(self, sequence: Tokens, prefix_of: int | None) -> int:

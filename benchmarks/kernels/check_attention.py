@@ -65,6 +65,7 @@ CASES = (
     Case(128, 1, 8, 16, form=AttentionForm(window=64, cap=5.0)),
     Case(64, 2, 3, 1, form=AttentionForm(window=130, scale=0.2)),
     Case(64, 2, 4, 64, form=AttentionForm(scale=0.1, cap=2.0)),
+    Case(64, 1, 8, 16, form=AttentionForm(window=128, sinks=True)),
     Case(256, 2, 2, 16, widths=(64,), tile_widths=(64,)),
     Case(256, 1, 4, 16, widths=(64,), tile_widths=(64,), form=AttentionForm(window=500, cap=50.0)),
 )

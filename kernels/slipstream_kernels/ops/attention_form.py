@@ -13,12 +13,14 @@ class AttentionForm:
     """A row at position p sees the positions from p - window + 1 to p, or all up to p where `window` is 0.
 
     scale: of products of query and key; 0: 1 / sqrt(head_dim). cap: scores s become cap * tanh(s / cap) where it is not
-    0, before any is masked (arXiv 2408.00118, section 2).
+    0, before any is masked (arXiv 2408.00118, section 2). sinks: each head has one more score, given apart, which takes
+    its share of the softmax and has no value (arXiv 2309.17453, section 3.2).
     """
 
     window: int = 0
     scale: float = 0.0
     cap: float = 0.0
+    sinks: bool = False
 
     def scale_of(self, head_dim: int) -> float:
         """The factor of products of heads of so many elements."""

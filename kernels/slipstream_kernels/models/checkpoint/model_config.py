@@ -120,7 +120,7 @@ class ModelConfig:
         """What a layer's attention computes."""
         form = self.form
         window = form.window if form.window and form.window_layers[layer] else 0
-        return AttentionForm(window, form.attention_scale, form.attention_cap)
+        return AttentionForm(window, form.attention_scale, form.attention_cap, form.sinks)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:

@@ -16,11 +16,17 @@ def committed_slots(page_table: torch.Tensor, page_size: int, line: int, begin: 
 
 
 def attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, form: AttentionForm = FULL
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: torch.Tensor,
+    form: AttentionForm = FULL,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """float64 [heads, head_dim]: softmax(query K^T / sqrt(head_dim)) V, or what `form` says, over `slots` in order.
 
-    query [heads, head_dim], keys and values [kv_heads, slots, head_dim]. A function of the vectors it reads alone.
+    query [heads, head_dim], keys and values [kv_heads, slots, head_dim]. sinks [heads]: scores beside those of slots,
+    without values. A function of the vectors it reads alone.
     """
     heads, head_dim = query.shape
     grouped = query.double().view(len(keys), -1, head_dim)
@@ -28,4 +34,6 @@ def attend(
     scores = grouped @ keys[:, slots].double().transpose(1, 2)
     scores = scores * form.scale if form.scale else scores / math.sqrt(head_dim)
     scores = form.cap * torch.tanh(scores / form.cap) if form.cap else scores
-    return (scores.softmax(-1) @ values[:, slots].double()).view(heads, head_dim)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(*scores.shape[:2], 1)], -1)
+    return (scores.softmax(-1)[..., : len(slots)] @ values[:, slots].double()).view(heads, head_dim)

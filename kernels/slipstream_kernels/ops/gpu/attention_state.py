@@ -30,6 +30,7 @@ _WIDE, _FEWER_STAGES = 256, 3
 """From so many elements on, no more stages fit the shared memory beside other programs' than these."""
 _COLUMNS_OF_A_WARP = 16
 
+_LOG2_E = tl.constexpr(math.log2(math.e))
 NO_PEAK = tl.constexpr(-1e30)
 """Peak of a state that has seen no position: below any other, and finite, so that differences are numbers."""
 
@@ -182,6 +183,20 @@ def fold(
     weight = weight * own + split_weight * other
     sums = tl.fma(split_sums, other[:, None], sums * own[:, None])
     return higher, weight, sums
+
+
+@triton.jit
+def add_sink(
+    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, sinks: tl.tensor, head: tl.tensor, used: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Weight and sums of a finished state with one more score, that of each column's `head`, which has no value.
+
+    `sinks` are float32, by head, in units of the natural logarithm; columns that are not `used` get none.
+    """
+    sink = tl.load(sinks + head, mask=used, other=NO_PEAK) * _LOG2_E
+    higher = tl.maximum(peak, tl.ceil(sink))
+    shrink = power_of_two(peak - higher)
+    return weight * shrink + tl.exp2(sink - higher), sums * shrink[:, None]
 
 
 @triton.jit

@@ -13,9 +13,15 @@ from slipstream_kernels.ops.gpu.rounding import rounded
 @triton.jit
 def gated_sums(sums: tl.tensor) -> Any:
     """silu(gate) * up: float32 [2 n, tokens], rows in the order of gate_up.py, to [n, tokens]."""
-    groups = tl.reshape(sums, (sums.shape[0] // 16, 2, 8, sums.shape[1]))
-    gate, up = tl.split(tl.permute(groups, (0, 2, 3, 1)))
+    gate, up = gate_and_up(sums)
     return tl.reshape(silu_mul_sums(gate, up), (sums.shape[0] // 2, sums.shape[1]))
+
+
+@triton.jit
+def gate_and_up(sums: tl.tensor) -> Any:
+    """Two of [n / 8, 8, tokens], of sums [2 n, tokens] whose rows are in the order of gate_up.py."""
+    groups = tl.reshape(sums, (sums.shape[0] // 16, 2, 8, sums.shape[1]))
+    return tl.split(tl.permute(groups, (0, 2, 3, 1)))
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
     add_block,
+    add_sink,
     block_peak,
     block_products,
     cap_scale,
@@ -53,6 +54,7 @@ def _prefill_attention(
     page_table: tl.tensor,
     tiles: tl.tensor,
     out: tl.tensor,
+    sinks: tl.tensor,
     pages_stride: int,
     head_stride: int,
     KV_HEADS: tl.constexpr,
@@ -63,6 +65,7 @@ def _prefill_attention(
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """One tile's heads of one KV head a program. The own block is the last of the loop, so that it is fetched ahead."""
@@ -106,6 +109,9 @@ def _prefill_attention(
             m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
         l, o = add_block(m, l, o, products, value, SCALE)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
+    if SINKS:
+        head = kv_head * GROUP + tl.arange(0, COLUMNS) % GROUP
+        total_l, total_o = add_sink(total_m, total_l, total_o, sinks, head, used)
     first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM
     elements = offset[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     if WINDOW:
@@ -144,18 +150,21 @@ def prefill_attention(
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,
     form: AttentionForm = FULL,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """out[row] = softmax(q K^T / sqrt(head_dim)) V of the tiles' rows over their positions and all before them.
 
     bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
     all rows; int32 page_table [lines, pages]. int32 tiles [T, 4] as `prefill_tiles` cuts them: first row, number of
     rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is one of HEAD_DIMS. No
-    kernel of the same pass writes tiles: they are read while those may still run.
+    kernel of the same pass writes tiles: they are read while those may still run. sinks: float32 [heads], one more
+    score of each head, which has no value.
     """
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
     assert out.is_contiguous()
+    assert form.sinks == (sinks is not None)
     launch(
         _prefill_attention,
         (kv_heads, len(tiles)),
@@ -165,6 +174,7 @@ def prefill_attention(
         page_table,
         tiles,
         out,
+        q if sinks is None else sinks,
         page_table.stride(0),
         keys.stride(0),
         KV_HEADS=kv_heads,
@@ -175,6 +185,7 @@ def prefill_attention(
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
         WINDOW=form.window,
+        SINKS=form.sinks,
         STAGES=stages_of(stages, head_dim),
         warps=warps_of(columns),
     )
@@ -192,10 +203,11 @@ def prefill_attention_reference(
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,  # noqa: ARG001  a twin takes what its kernel takes
     form: AttentionForm = FULL,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """The same in torch, in float64, row by row."""
     for first_row, rows, line, first_position in tiles.tolist():
         assert rows * (q.shape[1] // len(keys)) <= columns
         slots = committed_slots(page_table, page_size, line, 0, first_position + rows)
         for i in range(rows):
-            out[first_row + i] = attend(q[first_row + i], keys, values, slots[: first_position + i + 1], form)
+            out[first_row + i] = attend(q[first_row + i], keys, values, slots[: first_position + i + 1], form, sinks)

@@ -17,6 +17,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     NO_PEAK,
     AttentionPartials,
     absorb_block,
+    add_sink,
     block_products,
     cap_scale,
     check_layout,
@@ -118,6 +119,7 @@ def _tail_attention(
     l_in: tl.tensor,
     o_in: tl.tensor,
     out: tl.tensor,
+    sinks: tl.tensor,
     pages_stride: int,
     head_stride: int,
     splits_stride: int,
@@ -130,6 +132,7 @@ def _tail_attention(
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """One row's heads of one KV head a program.
 
@@ -201,6 +204,8 @@ def _tail_attention(
         total_m, total_l, total_o = fold(total_m, total_l, total_o, last_m, last_l, last_o)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, own_m, own_l, own_o)
     head = tl.arange(0, HEADS)
+    if SINKS:
+        total_l, total_o = add_sink(total_m, total_l, total_o, sinks, kv_head * GROUP + head, head < GROUP)
     elements = (first + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out + elements, rounded(total_o / total_l[:, None], tl.bfloat16), mask=(head < GROUP)[:, None])
 
@@ -221,6 +226,7 @@ def tail_attention(
     out: torch.Tensor,
     *,
     form: AttentionForm = FULL,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """out[row] = softmax(q K^T / sqrt(head_dim)) V for the rows listed, from `partials` and the rows' own blocks.
 
@@ -230,11 +236,13 @@ def tail_attention(
     at the positions from the prefix length on; depth 0 for committed rows) and the slots written; decode_rows [n] the
     rows to serve, -1 for padding. `partials` are what `prefix_attention` wrote for the same rows and prefix lengths: it
     is the kernel launched in front of this one, and writes none of the other inputs, which are read while it runs.
+    sinks: float32 [heads], one more score of each head, which has no value.
     """
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
     assert out.is_contiguous()
+    assert form.sinks == (sinks is not None)
     assert paths.is_contiguous()
     assert paths.shape[1] <= BLOCK
     assert partials.l.shape[:2] == (rows, heads)
@@ -255,6 +263,7 @@ def tail_attention(
         partials.l,
         partials.o,
         out,
+        q if sinks is None else sinks,
         page_table.stride(0),
         keys.stride(0),
         partials.l.shape[2],
@@ -267,6 +276,7 @@ def tail_attention(
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
         WINDOW=form.window,
+        SINKS=form.sinks,
         warps=warps_of(_COLUMNS.value),
     )
 
@@ -287,10 +297,11 @@ def tail_attention_reference(
     out: torch.Tensor,
     *,
     form: AttentionForm = FULL,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """The same in torch, in float64. It reads all positions itself: a row's bits are those of any other twin's."""
     assert partials.l.shape[:2] == out.shape[:2]
     for row in decode_rows[decode_rows >= 0].tolist():
         committed = committed_slots(page_table, page_size, int(lines[row]), 0, int(prefix_lengths[row]))
         own = write_slots[paths[row, : int(depths[row])].long()].long()
-        out[row] = attend(q[row], keys, values, torch.cat([committed, own]), form)
+        out[row] = attend(q[row], keys, values, torch.cat([committed, own]), form, sinks)

@@ -15,6 +15,7 @@ from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
     add_block,
+    add_sink,
     block_peak,
     block_products,
     cap_scale,
@@ -101,6 +102,7 @@ def _tree_attention(
     leaves: tl.tensor,
     write_slots: tl.tensor,
     out: tl.tensor,
+    sinks: tl.tensor,
     pages_stride: int,
     head_stride: int,
     KV_HEADS: tl.constexpr,
@@ -112,6 +114,7 @@ def _tree_attention(
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """One segment's heads of one KV head a program."""
@@ -184,6 +187,9 @@ def _tree_attention(
                     m, l, o, total_m, total_l, total_o, products, value, taking & crossed, crossed, SCALE, WINDOW
                 )
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
+    if SINKS:
+        head = kv_head * GROUP + tl.arange(0, COLUMNS) % GROUP
+        total_l, total_o = add_sink(total_m, total_l, total_o, sinks, head, used)
     first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM
     elements = offset[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     total_l = tl.where(used, total_l, 1.0)
@@ -207,6 +213,7 @@ def tree_attention(
     columns: int,
     stages: int = STAGES,
     form: AttentionForm = FULL,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """out[row] = softmax(q K^T / sqrt(head_dim)) V of the rows of all segments, each over its prefix and its path.
 
@@ -214,12 +221,14 @@ def tree_attention(
     all rows. All else int32: page_table [lines, pages]; segments [S, 4] as of `prefix_attention`, a tree's of
     columns // (heads // kv_heads) rows each but for its last; by row `paths` [rows, P], `depths` and the slots written
     as of `tail_attention`, and `leaves` as of `tree_leaves` for segments of so many rows. `columns`, 64 or 128, and
-    `stages` change no bit. head_dim is one of HEAD_DIMS. No kernel of the same pass writes segments.
+    `stages` change no bit. head_dim is one of HEAD_DIMS. No kernel of the same pass writes segments. sinks: float32
+    [heads], one more score of each head, which has no value.
     """
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
     assert out.is_contiguous()
+    assert form.sinks == (sinks is not None)
     assert paths.is_contiguous()
     assert paths.shape[1] <= BLOCK
     launch(
@@ -235,6 +244,7 @@ def tree_attention(
         leaves,
         write_slots,
         out,
+        q if sinks is None else sinks,
         page_table.stride(0),
         keys.stride(0),
         KV_HEADS=kv_heads,
@@ -246,6 +256,7 @@ def tree_attention(
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
         WINDOW=form.window,
+        SINKS=form.sinks,
         STAGES=stages_of(stages, head_dim),
         warps=warps_of(columns),
     )
@@ -267,6 +278,7 @@ def tree_attention_reference(
     columns: int,
     stages: int = STAGES,  # noqa: ARG001  a twin takes what its kernel takes
     form: AttentionForm = FULL,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """The same in torch, in float64, row by row."""
     for first, rows, line, prefix_length in segments.tolist():
@@ -275,4 +287,4 @@ def tree_attention_reference(
         for row in range(first, first + rows):
             path = paths[int(leaves[row]), : int(depths[row])]
             slots = torch.cat([committed, write_slots[path.long()].long()])
-            out[row] = attend(q[row], keys, values, slots, form)
+            out[row] = attend(q[row], keys, values, slots, form, sinks)

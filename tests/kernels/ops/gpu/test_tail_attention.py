@@ -45,7 +45,7 @@ def test_decode_rows(device, page_size):
 
 @pytest.mark.parametrize(
     "form",
-    [AttentionForm(window=1), AttentionForm(window=70, cap=2.0), AttentionForm(scale=0.05, cap=1.0)],
+    [AttentionForm(window=1), AttentionForm(window=70, cap=2.0, sinks=True), AttentionForm(scale=0.05, cap=1.0)],
 )
 def test_windows_scales_and_bounds(device, form):
     """A node's window bounds its ancestors and its prefix; states of splits below it hold nothing and are not read."""

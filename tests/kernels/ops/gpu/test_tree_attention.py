@@ -48,7 +48,7 @@ def test_roots_alone(device, page_size):
 
 @pytest.mark.parametrize(
     "form",
-    [AttentionForm(window=1), AttentionForm(window=70, cap=2.0), AttentionForm(scale=0.05, cap=1.0)],
+    [AttentionForm(window=1), AttentionForm(window=70, cap=2.0, sinks=True), AttentionForm(scale=0.05, cap=1.0)],
 )
 def test_windows_scales_and_bounds(device, form):
     """Rows of a tile see different parts of its blocks, some of them nothing of a block that others need."""

@@ -20,17 +20,20 @@ def queue_experts(
     *,
     shared: torch.Tensor | None,
     residual: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
 ) -> None:
     """Queue out = what the experts make of bfloat16 x [rows, hidden] + residual.
 
     shared: float32 [rows, hidden], what the expert that computes every row says; None: there is none. out: the residual
-    stream, which `residual` may be; or, without one, float32 [rows, hidden], a rank's part.
+    stream, which `residual` may be; or, without one, float32 [rows, hidden], a rank's part. down_bias: the weights', or
+    None on ranks that do not add it.
     """
-    ops.linear(x, weights.router, b.scores)
+    ops.linear(x, weights.router, b.scores, bias=weights.router_bias)
     ops.route_experts(b.scores, b.ids, b.weights, experts=form.count, normalised=form.normalised)
     if b.groups is not None:
         ops.group_rows(b.ids, b.groups, experts=form.count)
-    ops.expert_linear(x, weights.gate_up, b.activated, b.ids, b.groups, gated=True)
-    ops.expert_linear(b.activated, weights.down, b.outputs, b.ids, b.groups)
+    gate = {"gated": True, "limit": form.limit, "bias": weights.gate_up_bias}
+    ops.expert_linear(x, weights.gate_up, b.activated, b.ids, b.groups, **gate)
+    ops.expert_linear(b.activated, weights.down, b.outputs, b.ids, b.groups, bias=down_bias)
     scores = None if shared is None else b.scores[:, form.count]
     ops.combine_experts(b.outputs, b.weights, out, shared=shared, scores=scores, residual=residual)

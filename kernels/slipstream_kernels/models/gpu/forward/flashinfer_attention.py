@@ -58,7 +58,9 @@ def settled_attention(attention: str, *, mode: str, forms: Collection[AttentionF
         raise FlashInferError("--attention flashinfer needs --mode fast: its rows depend on their company")
     full = all(form == FULL for form in forms)
     if attention == FLASHINFER and not full:
-        raise FlashInferError("--attention flashinfer is for models without windows, scales and bounds of scores")
+        raise FlashInferError(
+            "--attention flashinfer is for models without windows, scales, bounds of scores and sinks"
+        )
     if attention == TRITON or mode != "fast" or not full:
         return TRITON
     try:

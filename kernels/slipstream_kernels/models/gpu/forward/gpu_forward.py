@@ -195,7 +195,7 @@ class GpuForward:
             k_norm=layer.k_norm,
             eps=config.rms_norm_eps,
         )
-        self._attend(bucket, plan, b, keys, values, self._attention[index])
+        self._attend(bucket, plan, b, keys, values, self._attention[index], layer.sinks)
         self._add(b.attended.flatten(1), layer.o, layer.o_bias, layer.attention_norm, b)
         ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
         if layer.experts is not None:
@@ -214,10 +214,12 @@ class GpuForward:
             shared, activated = b.shared, b.activated_of(layer.down.shape[1])
             ops.gated_linear(b.normed, layer.gate_up, activated)
             ops.linear(activated, layer.down, shared)
+        adds_bias = self._group is None or self._group.rank == 0
+        more = {"shared": shared, "down_bias": weights.down_bias if adds_bias else None}
         if self._group is None:
-            queue_experts(ops, form, weights, b.normed, b.experts, b.x, shared=shared, residual=b.x)
+            queue_experts(ops, form, weights, b.normed, b.experts, b.x, residual=b.x, **more)
             return
-        queue_experts(ops, form, weights, b.normed, b.experts, b.part, shared=shared, residual=None)
+        queue_experts(ops, form, weights, b.normed, b.experts, b.part, residual=None, **more)
         self._group.all_gather(b.parts, b.part)
         ops.rank_sum(b.parts, b.x, b.x)
 
@@ -238,6 +240,7 @@ class GpuForward:
         keys: torch.Tensor,
         values: torch.Tensor,
         form: AttentionForm,
+        sinks: torch.Tensor | None,
     ) -> None:
         if self._plain is not None and not bucket.has_trees:
             self._plain.of(bucket.without_states).run(b.q, keys, values, b.attended)
@@ -258,14 +261,21 @@ class GpuForward:
                 b.attended,
                 columns=b.columns,
                 form=form,
+                sinks=sinks,
             )
         elif not bucket.tiles_only:
-            self._attend_in_splits(plan, b, keys, values, form)
+            self._attend_in_splits(plan, b, keys, values, form, sinks)
         if len(plan.tiles):
-            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended, form=form)
+            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended, form=form, sinks=sinks)
 
     def _attend_in_splits(
-        self, plan: Plan, b: PassBuffers, keys: torch.Tensor, values: torch.Tensor, form: AttentionForm
+        self,
+        plan: Plan,
+        b: PassBuffers,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        form: AttentionForm,
+        sinks: torch.Tensor | None,
     ) -> None:
         """Attention of the rows that have no tile: those that decode come first."""
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
@@ -298,6 +308,7 @@ class GpuForward:
             partials,
             out,
             form=form,
+            sinks=sinks,
         )
 
     def _add(

@@ -62,11 +62,15 @@ def decoded_layers(shard: Shard) -> list[str]:
     return [
         f"layer {layer} {name}" if name != HEAD else name
         for name, layer in (*_all(shard.config), *_experts(shard.config))
-        if (name == _EXPERTS or packed_form(shard, name, layer) is None)
-        and any(
-            shard.config.quantisation.scheme_of(module) is not None for module in _modules(shard.config, name, layer)
-        )
+        if (name == _EXPERTS or packed_form(shard, name, layer) is None) and _is_quantised(shard.config, name, layer)
     ]
+
+
+def _is_quantised(config: ModelConfig, name: str, layer: int) -> bool:
+    """Whether any of a layer's modules is."""
+    assert config.quantisation is not None
+    schemes = map(config.quantisation.scheme_of, _modules(config, name, layer))
+    return any(scheme is not None for scheme in schemes) or (name == _EXPERTS and config.packed_experts)
 
 
 def room_size(shard: Shard) -> int:

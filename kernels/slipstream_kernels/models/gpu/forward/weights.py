@@ -12,6 +12,7 @@ import torch
 
 from slipstream_kernels.models.checkpoint.load_warnings import tell
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.tensor_names import SINKS
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_weights
 from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights, expert_bytes
 from slipstream_kernels.models.gpu.forward.packed_layers import (
@@ -70,6 +71,8 @@ class LayerWeights:
     """[hidden], of what attention adds to the residual stream"""
     mlp_norm: torch.Tensor | None = None
     """[hidden], of what the feed-forward layer adds"""
+    sinks: torch.Tensor | None = None
+    """float32 [heads]"""
     experts: ExpertWeights | None = None
     """None: the layer has none"""
 
@@ -212,6 +215,7 @@ class GpuWeights:
                 down_bias=empty(hidden) if own.mlp_bias else None,
                 attention_norm=norm(hidden) if own.branch_norms else None,
                 mlp_norm=norm(hidden) if own.branch_norms else None,
+                sinks=torch.empty(shard.heads, dtype=torch.float32, device=device) if own.sinks else None,
                 experts=ExpertWeights.empty(shard, device) if config.has_experts(layer) else None,
             )
             for layer in range(config.num_layers)
@@ -235,6 +239,7 @@ def weight_bytes(shard: Shard) -> int:
     norms = 2 * hidden * (1 + own.branch_norms) + 2 * config.head_dim * own.head_norms
     norm_bytes = (config.num_layers * norms + hidden) * (4 if own.stored_less_one else 2)
     layers = sum(2 * biases + sum(linear(name, layer) for name in LAYERS) for layer in range(config.num_layers))
+    layers += 4 * config.num_layers * shard.heads * own.sinks
     layers += sum(expert_bytes(shard) for layer in range(config.num_layers) if config.has_experts(layer))
     head = 0 if config.tie_word_embeddings else linear(HEAD)
     return layers + norm_bytes + head + 2 * (hidden * config.vocab_size + room_size(shard))
@@ -246,7 +251,7 @@ def _random_tensors(config: ModelConfig, generator: torch.Generator) -> Iterator
         tensor.normal_(generator=generator)
         if "norm" in name:
             tensor.mul_(0.1).add_(1)
-        elif name.endswith(".bias"):
+        elif name.endswith((".bias", SINKS)):
             tensor.mul_(0.1)
         elif "o_proj" in name or "down_proj" in name:
             # Each layer adds two of these to the residual stream.
@@ -297,6 +302,7 @@ def _place(weights: GpuWeights, name: str) -> Place:
         "post_feedforward_layernorm.weight": (layer.mlp_norm, None),
         "self_attn.o_proj.bias": (layer.o_bias, None),
         "mlp.down_proj.bias": (layer.down_bias, None),
+        SINKS: (layer.sinks, 0),
         "self_attn.q_norm.weight": (layer.q_norm, None),
         "self_attn.k_norm.weight": (layer.k_norm, None),
         "self_attn.o_proj.weight": (layer.o, 1),

@@ -7,21 +7,35 @@ one expert.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.experts.clamped_swiglu import SLOPE, clamped_swiglu_reference
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups
+from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.linear import gated_linear_reference, linear_reference
-from slipstream_kernels.ops.gpu.linear_epilogue import gated_sums
+from slipstream_kernels.ops.gpu.linear_epilogue import gate_and_up, gated_sums
 from slipstream_kernels.ops.gpu.linear_stream import chained_sums
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.tuning import filled
 
+_SLOPE = tl.constexpr(SLOPE)
 _ROOM = 200 * 1024
 """Bytes of shared memory for the stages of a program."""
+
+
+@triton.jit
+def clamped_sums(sums: tl.tensor, LIMIT: tl.constexpr) -> Any:
+    """As `gated_sums`, by the gate of `slipstream_kernels.ops.experts.clamped_swiglu`."""
+    gate, up = gate_and_up(sums)
+    gate = tl.where(gate > LIMIT, LIMIT, gate)
+    up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    gated = gate / (1.0 + tl.exp(gate * -_SLOPE)) * (up + 1.0)
+    return tl.reshape(gated, (sums.shape[0] // 2, sums.shape[1]))
 
 
 @triton.jit
@@ -32,6 +46,7 @@ def _expert_linear(
     ids: tl.tensor,
     order: tl.tensor,
     blocks: tl.tensor,
+    bias: tl.tensor,
     share: int,
     outputs: int,
     inputs: int,
@@ -44,6 +59,8 @@ def _expert_linear(
     PRODUCTS: tl.constexpr,
     EVEN: tl.constexpr,
     GROUPED: tl.constexpr,
+    BIAS: tl.constexpr,
+    LIMIT: tl.constexpr,
     WORDS: tl.constexpr,
 ) -> None:
     """`share` outputs of one block of pairs, or of one pair where not GROUPED; `of_row` pairs have one row of x."""
@@ -69,8 +86,11 @@ def _expert_linear(
     rows_at = weight + (expert.to(tl.int64) * outputs * PRODUCTS + lines) * inputs
     depth = tl.where(count > 0, inputs, 0)  # a block without pairs reads nothing
     sums = chained_sums(x_at, rows_at, present[:, None], own[:, None], depth, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
+    if BIAS:
+        added = tl.load(bias + expert.to(tl.int64) * outputs * PRODUCTS + lines, mask=own, other=0.0)
+        sums += added.to(tl.float32)[:, None]
     if PRODUCTS == 2:
-        sums = gated_sums(sums)
+        sums = clamped_sums(sums, LIMIT) if LIMIT > 0 else gated_sums(sums)
     columns = first + tl.arange(0, sums.shape[0])
     out_at = out + pairs.to(tl.int64)[None, :] * out_stride + columns[:, None]
     tl.store(out_at, rounded(sums, out.dtype.element_ty), mask=(columns < end)[:, None] & present[None, :])
@@ -91,19 +111,24 @@ def expert_linear(
     groups: ExpertGroups | None = None,
     *,
     gated: bool = False,
+    bias: torch.Tensor | None = None,
+    limit: float = 0.0,
     tile: Tile | None = None,
 ) -> None:
-    """out[p] = weight[ids[p]] x[p // n] of each pair p, of which n have one row of x; rounded once.
+    """out[p] = weight[ids[p]] x[p // n] + bias[ids[p]] of each pair p, of which n have one row of x; rounded once.
 
     bfloat16 x [rows, K], weight [experts, N, K]; out [pairs, N], bfloat16 or float32; int32 ids [rows, chosen],
     contiguous. `groups`: of `group_rows` of the same ids; None: each pair is computed by itself. Where `gated`,
-    weight is [experts, 2 N, K] in the order of gate_up.py, and out is silu(gate) * up of the float32 sums.
+    weight is [experts, 2 N, K] in the order of gate_up.py, and out is silu(gate) * up of the float32 sums; with a
+    `limit` the gate is that of `slipstream_kernels.ops.experts.clamped_swiglu`. bias: bfloat16 [experts, N or 2 N], in
+    the order of the weight, added to the sums.
     """
     pairs, outputs, inputs = ids.numel(), out.shape[1], x.shape[1]
     assert x.stride(1) == out.stride(1) == 1
     assert weight.is_contiguous()
     assert weight.shape[1:] == (outputs * (2 if gated else 1), inputs)
     assert len(out) == pairs
+    assert bias is None or bias.shape == weight.shape[:2]
     assert pairs % len(x) == inputs % 16 == x.stride(0) % 8 == 0
     tile = tile or expert_tile(outputs, 16 if groups is None else groups.tokens, gated=gated)
     assert groups is None or tile.tokens == groups.tokens
@@ -117,6 +142,7 @@ def expert_linear(
         ids,
         ids if groups is None else groups.order,
         ids if groups is None else groups.blocks,
+        weight if bias is None else bias,
         tile.outputs,
         outputs,
         inputs,
@@ -131,6 +157,8 @@ def expert_linear(
         PRODUCTS=2 if gated else 1,
         EVEN=inputs % tile.depth == 0,
         GROUPED=groups is not None,
+        BIAS=bias is not None,
+        LIMIT=limit,
         WORDS=WORDS,
     )
 
@@ -143,6 +171,8 @@ def expert_linear_reference(
     groups: ExpertGroups | None = None,  # noqa: ARG001  # the twin's signature
     *,
     gated: bool = False,
+    bias: torch.Tensor | None = None,
+    limit: float = 0.0,
     tile: Tile | None = None,  # noqa: ARG001  # the twin's signature
 ) -> None:
     """The same in torch, with float64 sums."""
@@ -150,6 +180,11 @@ def expert_linear_reference(
     rows = x.repeat_interleave(len(experts) // len(x), 0)
     for expert in experts.unique():
         pairs = experts == expert
-        part = out[pairs]
-        (gated_linear_reference if gated else linear_reference)(rows[pairs], weight[int(expert)], part)
-        out[pairs] = part
+        sums = rows[pairs].double() @ weight[int(expert)].double().T
+        if bias is not None:
+            sums += bias[int(expert)].double()
+        if gated:
+            gate_up = separate_gate_up(sums, dim=1)
+            gate, up = gate_up.chunk(2, dim=1)
+            sums = clamped_swiglu_reference(gate_up, limit) if limit else torch.nn.functional.silu(gate) * up
+        out[pairs] = sums.to(out.dtype)
