@@ -30,7 +30,7 @@ def expert_words(form: ExpertForm, hidden: int, rows: int) -> dict[str, int]:
         "expert_weights": pairs,
         "expert_starts": form.count,
         "expert_places": pairs,
-        "expert_items": 1 + most_items(pairs, form.count) * ITEM,
+        "expert_items": most_items(pairs, form.count) * ITEM,
         "expert_in": pairs * hidden,
         "expert_gate_up": pairs * padded(2 * form.size),
         "expert_activated": pairs * form.size,

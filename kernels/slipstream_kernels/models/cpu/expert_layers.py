@@ -14,7 +14,7 @@ from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_i32, record_at
 from slipstream_kernels.jit.threads import claim, complete, finish
 from slipstream_kernels.ops.experts.clamped_swiglu import clamped_swiglu_row
-from slipstream_kernels.ops.experts.grouping import ITEM, combine_row, group_pairs
+from slipstream_kernels.ops.experts.grouping import ITEM, combine_row, group_pairs, most_items
 from slipstream_kernels.ops.experts.routing import route_row
 from slipstream_kernels.ops.linear import BLOCK
 from slipstream_kernels.ops.quantised_linear import weight_task
@@ -36,7 +36,7 @@ BUFFERS = (
     "expert_gate_up", "expert_activated", "expert_out",
 )  # fmt: skip
 """Addresses: float32 [rows, router_stride] and [rows, chosen] of weights; int32 [rows, chosen] of ids and places,
-[experts] of starts, and of items the number in front of [most_items, ITEM]; float32 [pairs, width] of what pairs read,
+[experts] of starts and [most_items, ITEM] of items; float32 [pairs, width] of what pairs read,
 gate, activate and say, in the order of places."""
 
 EXPERT_PHASES = 7
@@ -63,9 +63,7 @@ def _route(a: Any, phase: int) -> None:
 def _group(a: Any, phase: int) -> None:
     if claim(a.board, phase) == 0:
         pairs = a.rows * a.experts_chosen
-        pointer_i32(a.expert_items)[0] = group_pairs(
-            a.expert_ids, pairs, a.experts, a.expert_starts, a.expert_places, a.expert_items + 4
-        )
+        group_pairs(a.expert_ids, pairs, a.experts, a.expert_starts, a.expert_places, a.expert_items)
         finish(a.board, phase)
     complete(a.board, phase, 1)
 
@@ -88,19 +86,24 @@ def _gather(a: Any, phase: int) -> None:
 
 @kernel
 def _products(a: Any, phase: int, matrices: int, x: int, size: int, out: int, stride: int, room: int) -> None:
-    """The rows of each expert times its weight: the address of the first `MATRIX`; those of experts lie two apart."""
+    """The rows of each expert times its weight: the address of the first `MATRIX`; those of experts lie two apart.
+
+    There are as many tasks as there can be, some of them without rows: how many have rows is written anew in the next
+    layer, when a thread that is late may still ask.
+    """
     blocks = stride // BLOCK
-    tasks = pointer_i32(a.expert_items)[0] * blocks
+    tasks = most_items(a.rows * a.experts_chosen, a.experts) * blocks
     task = claim(a.board, phase)
     while task < tasks:
-        item = pointer_i32(a.expert_items + 4 + task // blocks * ITEM * 4)
+        item = pointer_i32(a.expert_items + task // blocks * ITEM * 4)
         first = np.int64(item[1])
         m = _matrix_at(matrices + item[0] * 2 * _MATRIX_BYTES)
         addend = m.bias if m.bias != 0 else a.zeros
-        weight_task(
-            task % blocks, x + first * size * 4, item[2], size, m.kind, m.weight, m.scales, m.zeros, m.group, blocks,
-            out + first * stride * 4, stride, addend, 0, room,
-        )  # fmt: skip
+        if item[2] > 0:
+            weight_task(
+                task % blocks, x + first * size * 4, item[2], size, m.kind, m.weight, m.scales, m.zeros, m.group,
+                blocks, out + first * stride * 4, stride, addend, 0, room,
+            )  # fmt: skip
         finish(a.board, phase)
         task = claim(a.board, phase)
     complete(a.board, phase, tasks)

@@ -20,18 +20,19 @@ ITEM = 3
 """Words of an item: an expert, the first of its places, and how many of them."""
 
 
+@kernel
 def most_items(pairs: int, experts: int) -> int:
     """Items that so many pairs are at most."""
     return min(pairs, experts + pairs // ROW_GROUP)
 
 
 @kernel
-def group_pairs(ids: int, pairs: int, experts: int, starts: int, places: int, items: int) -> int:
-    """Give each pair a place among those of its expert; returns the number of items.
+def group_pairs(ids: int, pairs: int, experts: int, starts: int, places: int, items: int) -> None:
+    """Give each pair a place among those of its expert.
 
     Addresses of int32: ids [pairs], the pairs' experts; starts [experts], for the kernel's own use; places [pairs],
     where the places of an expert lie one after the other and experts by rising id; items [most_items, ITEM], each
-    `ROW_GROUP` places of an expert at most.
+    `ROW_GROUP` places of an expert at most, and none behind those that there are.
     """
     expert_of, start, place, item = pointer_i32(ids), pointer_i32(starts), pointer_i32(places), pointer_i32(items)
     for expert in range(experts):
@@ -51,7 +52,8 @@ def group_pairs(ids: int, pairs: int, experts: int, starts: int, places: int, it
         expert = expert_of[pair]
         place[pair] = start[expert]
         start[expert] += 1
-    return count
+    for index in range(count, most_items(pairs, experts)):
+        item[index * ITEM], item[index * ITEM + 1], item[index * ITEM + 2] = 0, 0, 0
 
 
 @kernel

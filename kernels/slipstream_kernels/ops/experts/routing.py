@@ -28,7 +28,7 @@ def route_row(scores: int, experts: int, chosen: int, normalised: int, ids: int,
     """Addresses of float32 scores [experts], int32 ids and float32 weights [chosen], which are written by rising id.
 
     A weight is exp(score - highest) over the sum of the same, which runs by rising id, of the chosen experts where
-    `normalised`, else of all. With a NaN among the scores all weights are NaN.
+    `normalised`, else of all. With NaN or infinity among the scores, or nothing but its negative, all weights are NaN.
     """
     score, target, weight = pointer_f32(scores), pointer_i32(ids), pointer_f32(weights)
     last, last_key = -1, np.float32(np.inf)
@@ -48,9 +48,9 @@ def route_row(scores: int, experts: int, chosen: int, normalised: int, ids: int,
             target[at] = target[at - 1]
             at -= 1
         target[at] = best
-    total, sound = np.float32(0), True
+    total, sound = np.float32(0), peak > -np.inf
     for expert in range(experts):
-        sound = sound and score[expert] == score[expert]  # false for NaN alone
+        sound = sound and score[expert] < np.inf
         if not normalised:
             total += exp(score[expert] - peak)
     for place in range(chosen):

@@ -58,9 +58,7 @@ def settled_attention(attention: str, *, mode: str, forms: Collection[AttentionF
         raise FlashInferError("--attention flashinfer needs --mode fast: its rows depend on their company")
     full = all(form == FULL for form in forms)
     if attention == FLASHINFER and not full:
-        raise FlashInferError(
-            "--attention flashinfer is for models without windows, scales, bounds of scores and sinks"
-        )
+        raise FlashInferError("--attention flashinfer is for models without windows, scales, bounds and sinks")
     if attention == TRITON or mode != "fast" or not full:
         return TRITON
     try:
