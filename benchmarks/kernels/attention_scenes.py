@@ -97,7 +97,7 @@ class Pass:
     chunks: tuple[tuple[int, int, int, int], ...]
     """(first row, rows, line, first position) of prefills"""
     form: AttentionForm
-    sinks: torch.Tensor | None
+    sinks: torch.Tensor | None = None
 
     @property
     def group(self) -> int:
@@ -174,8 +174,8 @@ class Pass:
             )  # fmt: skip
         if self.chunks:
             whole = prefill.prefill_attention_reference if twins else prefill.prefill_attention
-            form = {"form": self.form, "sinks": self.sinks}
-            whole(*kv, self.tiles(prefill_columns, padding), out, columns=prefill_columns, **form)
+            tiles = self.tiles(prefill_columns, padding)
+            whole(*kv, tiles, out, columns=prefill_columns, form=self.form, sinks=self.sinks)
         return out
 
     def _on_device(self, table: npt.NDArray[np.int32]) -> torch.Tensor:

@@ -122,7 +122,7 @@ def list_slots(
 
 
 @kernel
-def _softmax(weights: int, count: int, scale: Any, cap: Any, sink: Any) -> float:
+def _softmax(weights: int, count: int, scale: Any, cap: Any, sink: Any) -> Any:
     """Weights, not normalised, in the place of `count` products; returns what each is to be multiplied by."""
     w = pointer_f32(weights)
     width = (count + 15) // 16 * 16

@@ -96,7 +96,7 @@ def _products(a: Any, phase: int, matrices: int, x: int, size: int, out: int, st
     task = claim(a.board, phase)
     while task < tasks:
         item = pointer_i32(a.expert_items + task // blocks * ITEM * 4)
-        first = np.int64(item[1])
+        first: Any = np.int64(item[1])
         m = _matrix_at(matrices + item[0] * 2 * _MATRIX_BYTES)
         addend = m.bias if m.bias != 0 else a.zeros
         if item[2] > 0:

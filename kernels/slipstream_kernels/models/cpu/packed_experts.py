@@ -11,7 +11,7 @@ import torch
 from slipstream_kernels.jit.arrays import aligned
 from slipstream_kernels.models.checkpoint.expert_names import PARTS, ROUTER, SHARED_GATE, expert_module
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from slipstream_kernels.models.cpu.packed_matrix import Array, Packed, Weight, dense, matrices_of, records_of
+from slipstream_kernels.models.cpu.packed_matrix import Array, Packed, Records, Weight, dense, matrices_of, records_of
 from slipstream_kernels.ops.linear import padded
 
 
@@ -24,8 +24,8 @@ class PackedExperts:
     layers of experts write.
     """
 
-    arrays: Mapping[str, Array]
-    records: Mapping[int, Array]
+    arrays: Mapping[str, Records]
+    records: Mapping[int, Records]
     matrices: Sequence[Packed | None]
     biases: Sequence[Array]
     widths: tuple[int, ...]
@@ -37,7 +37,8 @@ class PackedExperts:
         if experts is None:
             return cls({}, {}, (), (), ())
         routers = matrices_of(_router(config, weights, layer) for layer in layers)
-        router, records, biases = records_of(routers), {}, []
+        router, biases = records_of(routers), []
+        records: dict[int, Records] = {}
         matrices = list(routers)
         modules = [
             [expert_module(expert, part) for part in parts]
@@ -51,8 +52,8 @@ class PackedExperts:
             if experts.biased:
                 added = [_bias(_named(weights, layer, each, "bias")) for each in ([ROUTER], *modules)]
                 biases += added
-                for record, bias in zip((router[layer : layer + 1], *_lines(records[layer])), added, strict=True):
-                    record["bias"] = bias.ctypes.data
+                addresses = [bias.ctypes.data for bias in added]
+                router["bias"][layer], records[layer]["bias"] = addresses[0], addresses[1:]
         return cls({"router": router}, records, matrices, biases, (2 * experts.size, experts.scores))
 
 
@@ -79,9 +80,3 @@ def _bias(parts: Sequence[Weight]) -> Array:
     """float32 of padded width."""
     bias = torch.cat([dense(part) for part in parts]).float().numpy()
     return aligned(np.pad(bias, (0, padded(len(bias)) - len(bias))))
-
-
-def _lines(records: Array) -> Iterator[Array]:
-    """Each record as an array of one, which may be written to."""
-    for line in range(len(records)):
-        yield records[line : line + 1]

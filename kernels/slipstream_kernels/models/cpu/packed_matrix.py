@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode, sta
 
 Array = npt.NDArray[np.generic]
 Weight = torch.Tensor | QuantisedWeight
+Records = npt.NDArray[Any]
+"""Of a structured type, whose fields are arrays."""
 Packed = npt.NDArray[np.uint16] | PackedWeight
 
 _log = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ def _matrix(parts: Sequence[Weight]) -> Packed:
     return pack_weight(torch.cat([dense(part) for part in parts]))
 
 
-def records_of(packed: Sequence[Packed | None]) -> Array:
+def records_of(packed: Sequence[Packed | None]) -> Records:
     """A `MATRIX` for each, of zeros for None; the weights must outlive it."""
     records = np.zeros(len(packed), MATRIX)
     for record, weight in zip(records, packed, strict=True):

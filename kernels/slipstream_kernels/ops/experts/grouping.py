@@ -7,6 +7,8 @@ expert.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -67,11 +69,13 @@ def combine_row(
     where `shared` is not 0; float32 x.
     """
     place, weight, target = pointer_i32(places), pointer_f32(weights), pointer_f32(x)
-    total = pointer_f32(outputs + np.int64(place[0]) * stride * 4)
+    at: Any = np.int64(place[0])
+    total = pointer_f32(outputs + at * stride * 4)
     for i in range(size):
         total[i] *= weight[0]
     for rank in range(1, chosen):
-        factor, values = weight[rank], pointer_f32(outputs + np.int64(place[rank]) * stride * 4)
+        at = np.int64(place[rank])
+        factor, values = weight[rank], pointer_f32(outputs + at * stride * 4)
         for i in range(size):
             total[i] += factor * values[i]
     if shared != 0:

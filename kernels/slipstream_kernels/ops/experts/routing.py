@@ -7,6 +7,7 @@ scores alone: no expert is ever full.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from slipstream_kernels.ops.elementary import exp
 
 
 @kernel
-def _key(score: float) -> float:
+def _key(score: Any) -> Any:
     """NaN is the lowest score."""
     return score if score == score else np.float32(-np.inf)  # false for NaN alone
 
@@ -31,10 +32,12 @@ def route_row(scores: int, experts: int, chosen: int, normalised: int, ids: int,
     `normalised`, else of all. With NaN or infinity among the scores, or nothing but its negative, all weights are NaN.
     """
     score, target, weight = pointer_f32(scores), pointer_i32(ids), pointer_f32(weights)
-    last, last_key = -1, np.float32(np.inf)
-    peak = np.float32(0)
+    last = -1
+    last_key: Any = np.float32(np.inf)
+    peak: Any = np.float32(0)
     for place in range(chosen):
-        best, best_key = -1, np.float32(0)
+        best = -1
+        best_key: Any = np.float32(0)
         for expert in range(experts):
             key = _key(score[expert])
             left = key < last_key or (key == last_key and expert > last)

@@ -9,6 +9,7 @@ import torch
 
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.experts.group_rows import (
+    LEAST_TOKENS,
     WORDS,
     ExpertGroups,
     are_grouped,
@@ -44,8 +45,9 @@ class ExpertBuffers:
         assert experts is not None
         pairs, groups = rows * experts.chosen, None
         if are_grouped(pairs, experts.count, experts.chosen):
-            order, blocks = views["expert_order"], views["expert_blocks"]
-            groups = ExpertGroups(order, blocks, tokens_of(pairs, experts.count))
+            tokens = tokens_of(pairs, experts.count)
+            blocks = views["expert_blocks"][: most_blocks(pairs, experts.count, tokens)]
+            groups = ExpertGroups(views["expert_order"], blocks, tokens)
         return cls(
             views["expert_scores"], views["expert_ids"], views["expert_weights"], views["expert_activated"],
             views["expert_outputs"], groups,
@@ -58,7 +60,7 @@ def expert_shapes(shard: Shard, rows: int) -> Shapes:
     if experts is None:
         return {}
     pairs = rows * experts.chosen
-    blocks = most_blocks(pairs, experts.count, tokens_of(pairs, experts.count))
+    blocks = most_blocks(pairs, experts.count, LEAST_TOKENS)  # a smaller pass may have more blocks, of fewer tokens
     return {
         "expert_scores": ((rows, experts.scores), torch.float32),
         "expert_ids": ((rows, experts.chosen), torch.int32),

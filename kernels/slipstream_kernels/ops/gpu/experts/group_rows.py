@@ -18,7 +18,8 @@ from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_pre
 
 WORDS = 3
 """Of a block: its expert, the first of its places in the order, and how many pairs it has."""
-_LEAST_TOKENS, _MOST_TOKENS = 16, 128
+LEAST_TOKENS, MOST_TOKENS = 16, 128
+"""Pairs of a block, at most."""
 _CHUNK = 1024
 
 
@@ -38,7 +39,7 @@ def are_grouped(pairs: int, experts: int, chosen: int) -> bool:
 
 def tokens_of(pairs: int, experts: int) -> int:
     """Pairs of a block at most, for so many in all."""
-    return min(max(int(next_power_of_2(-(-pairs // experts))), _LEAST_TOKENS), _MOST_TOKENS)
+    return min(max(int(next_power_of_2(-(-pairs // experts))), LEAST_TOKENS), MOST_TOKENS)
 
 
 def most_blocks(pairs: int, experts: int, tokens: int) -> int:
