@@ -1,4 +1,4 @@
-"""Models with windows and bounds in the engine: trees, chunks and cached prefixes change no token and no logprob.
+"""Models with windows, bounds, experts and sinks in the engine: trees, chunks and cached prefixes change no bit.
 
 The reference decodes one token a pass, without the loop, the scheduler, the cache or the engine.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
-from support.families import FORMS
+from support.families import EXPERTS, FORMS
 from support.models import make_tiny_model
 from support.request_mix import assert_equal, drafter, some_requests
 from support.verify_loop import running_loop
@@ -22,10 +22,10 @@ TOKENS = 24
 WIDE = EngineConfig(num_pages=128, max_running=8, prefill_chunk=128, step_nodes=64, max_nodes=32, adaptive=False)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "qwen3, window between"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen3, window between", "qwen2_moe", "gpt_oss"])
 def test_every_way_to_run_on_a_cpu_gives_the_same(name: str, tmp_path: Path) -> None:
     """Windows of 20 tokens begin in the cached part of a prompt, behind it, and among the nodes of a tree."""
-    model = CausalLM.load(make_tiny_model(tmp_path / "model", **FORMS[name]), threads=1)
+    model = CausalLM.load(make_tiny_model(tmp_path / "model", **(FORMS | EXPERTS)[name]), threads=1)
     requests = some_requests(0.8, TOKENS)
     expected = [expected_of(model, one) for one in requests]
     for proposer in ("random", "oracle"):
@@ -39,11 +39,12 @@ def test_every_way_to_run_on_a_cpu_gives_the_same(name: str, tmp_path: Path) -> 
             assert (state.accepted_tokens > 50) >= (proposer == "oracle")
 
 
-def test_every_way_to_run_on_a_device_gives_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_every_way_to_run_on_a_device_gives_the_same(name: str, tmp_path: Path) -> None:
     """The engine of a GPU, its kernels' twins in torch."""
     from support.device_reference import device_generate, twin_target  # loads triton
 
-    target = twin_target(make_tiny_model(tmp_path / "model", **FORMS["gemma2"]))
+    target = twin_target(make_tiny_model(tmp_path / "model", **(FORMS | EXPERTS)[name]))
     requests = some_requests(0.0, 12)[::2]
     requests = [replace(one, sampling=replace(one.sampling, logprobs=None)) for one in requests]
     alone = target(replace(WIDE, max_running=1, step_nodes=0, prefix_cache=False))

@@ -113,3 +113,21 @@ def test_what_is_no_number_is_passed_on(where: str) -> None:
     {"query": q[0], "key": keys[:, 1], "value": values[:, 1]}[where][:, 3] = np.nan
     got = tree_attention(q, keys, values, **plan)
     assert np.isnan(got[0]).any(axis=-1).all() and np.array_equal(got[1], expected[1])
+
+
+def test_a_sink_takes_its_share() -> None:
+    """Its score may be above and below those of positions; one of minus infinity changes no bit."""
+    rng = np.random.default_rng(7)
+    q, keys, values = (rng.normal(size=shape).astype(np.float32) for shape in ((1, 4, 32), (2, 9, 32), (2, 9, 32)))
+    plan = {
+        "page_size": 9, "page_table": np.zeros((1, 1), np.int32), "page_lines": np.zeros(1, np.int32),
+        "prefix_lengths": np.full(1, 9, np.int32), "ancestor_slots": np.zeros((1, 1), np.int32),
+        "num_ancestors": np.zeros(1, np.int32),
+    }  # fmt: skip
+    tensors = {name: torch.tensor(each) if isinstance(each, np.ndarray) else each for name, each in plan.items()}
+    sinks = np.array([-3, 0.5, 40, -np.inf], np.float32)
+    found = tree_attention(q, keys, values, **plan, sinks=sinks)
+    doubles = (torch.tensor(each).double() for each in (q, keys, values))
+    expected = tree_attention_reference(*doubles, **tensors, sinks=torch.tensor(sinks)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    assert np.array_equal(found[0, 3], tree_attention(q, keys, values, **plan)[0, 3])

@@ -18,6 +18,7 @@ from slipstream_kernels.ops.quantised_weight import QuantisedWeight
 ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"
 PARTS = ("gate_proj", "up_proj", "down_proj")
 """Of an expert, in this order."""
+_ROUTERS = (".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".mlp.router.weight", ".shared_expert_gate.weight")
 _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _FUSED = re.compile(r".*\.mlp\.experts\.(gate_up_proj|down_proj)")
@@ -25,6 +26,11 @@ _FUSED = re.compile(r".*\.mlp\.experts\.(gate_up_proj|down_proj)")
 Weight = torch.Tensor | QuantisedWeight
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 Projections = Iterator[tuple[str, tuple[int, int], bool]]
+
+
+def is_router(stored: str) -> bool:
+    """Whether a tensor of a folder is a weight that gives experts their scores."""
+    return stored.endswith(_ROUTERS)
 
 
 def expert_module(expert: int, part: str) -> str:

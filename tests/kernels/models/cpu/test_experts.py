@@ -10,11 +10,19 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors, load_weights
+from slipstream_kernels.models.cpu.backend import CpuBackend
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.invariance import probe_row_invariance
 from slipstream_kernels.models.cpu.row_batch import RowBatch
-from support.experts import fuse_experts
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight
+from support.experts import fuse_experts, pack_mxfp4
 from support.families import EXPERTS
 from support.models import make_tiny_model
 
@@ -49,6 +57,36 @@ def test_fused_experts_are_the_same(name: str, tmp_path: Path) -> None:
     expected = logits_in_chunks(CausalLM.load(folder), (30,))
     fuse_experts(folder)
     assert np.array_equal(logits_in_chunks(CausalLM.load(folder), (30,)), expected)
+
+
+def test_experts_in_mxfp4_are_those_that_they_decode_to(tmp_path: Path) -> None:
+    """Bit for bit, one row and many."""
+    packed = make_tiny_model(tmp_path / "packed", **EXPERTS["gpt_oss"])
+    plain = make_tiny_model(tmp_path / "plain", **EXPERTS["gpt_oss"])
+    codes = pack_mxfp4(packed)
+    path = plain / "model.safetensors"
+    decoded = {name: convert_moe_packed_tensors(*each).contiguous() for name, each in codes.items()}
+    save_file(load_file(path) | decoded, path)
+    expected = logits_in_chunks(CausalLM.load(plain), (30, 31))
+    assert np.array_equal(logits_in_chunks(CausalLM.load(packed), (30, 31)), expected)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_experts_may_be_quantised(name: str, tmp_path: Path) -> None:
+    """Routers are not; answers are those of the weights decoded."""
+    folder = make_tiny_model(tmp_path / "model", **EXPERTS[name] | {"intermediate_size": 64})
+    quantised = tmp_path / "quantised"
+    assert "layers in fp8" in quantise_folder(folder, quantised, RoundedFormat("fp8", 32))
+    config = ModelConfig.from_folder(quantised)
+    weights = load_weights(quantised, config)
+    assert isinstance(weights["model.layers.0.mlp.experts.1.up_proj.weight"], QuantisedWeight)
+    assert not isinstance(weights["model.layers.0.mlp.gate.weight"], QuantisedWeight)
+    backend = CpuBackend(config, load_tensors(quantised, config), 1)
+    expected = logits_in_chunks(CausalLM(config, backend), (30, 31))
+    assert np.array_equal(logits_in_chunks(CausalLM.load(quantised), (30, 31)), expected)
+    fuse_experts(folder)
+    with pytest.raises(CheckpointError, match="the experts of a layer are one tensor"):
+        quantise_folder(folder, tmp_path / "other", RoundedFormat("fp8", 32))
 
 
 @pytest.fixture(scope="module")

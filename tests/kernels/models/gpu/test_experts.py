@@ -69,9 +69,10 @@ def test_matches_transformers(name: str, tmp_path: Path) -> None:
     assert model._weights.nbytes == weight_bytes(model._weights.shard)
 
 
-def test_kernels_agree_with_their_twins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss"])
+def test_kernels_agree_with_their_twins(name: str, tmp_path: Path) -> None:
     """A prompt, a row alone and a tree: rows that are grouped by experts and rows that are not."""
-    least = on_a_gpu("qwen2_moe") | {"vocab_size": 272, "intermediate_size": 32, "layers": 1}
+    least = on_a_gpu(name) | {"vocab_size": 272, "intermediate_size": 32, "layers": 1}
     folder = make_tiny_model(tmp_path / "model", **least)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ours, theirs = load(folder, device, ops=kernels()), load(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, read_json
+from slipstream_kernels.models.checkpoint.expert_names import is_router
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.checkpoint.quantisation.scheme import HEAD_MODULE
@@ -29,21 +30,25 @@ def quantise_folder(folder: Path, out: Path, form: RoundedFormat) -> str:
         raise CheckpointError(f"{folder}: the model is quantised already ({config.quantisation.method})")
     if out.exists():
         raise CheckpointError(f"{out}: there is something already")
+    if config.fused_experts:
+        raise CheckpointError(f"{folder}: the experts of a layer are one tensor; supported is one for each module")
     check_headers(folder, config)
     linear = {
         name: shape
         for name, shape in stored_shapes(config)
         if len(shape) == 2 and name not in (EMBEDDING, HEAD_MODULE + _WEIGHT)
     }
-    rounded = {name for name, shape in linear.items() if form.takes(shape)}
+    routers = {name for name in linear if is_router(name)}
+    rounded = {name for name, shape in linear.items() if form.takes(shape)} - routers
     if not rounded:
         raise CheckpointError(f"{folder}: no layer has inputs that are a multiple of {form.group}")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
         made = Path(place) / out.name
         before, after = _write(folder, made, form, rounded)
-        left = sorted(name.removesuffix(_WEIGHT) for name in linear.keys() - rounded)
-        _write_config(folder, made, form, [HEAD_MODULE, *left])
+        left = sorted(name.removesuffix(_WEIGHT) for name in linear.keys() - rounded - routers)
+        kept = sorted(name.removesuffix(_WEIGHT) for name in routers)
+        _write_config(folder, made, form, [HEAD_MODULE, *kept, *left])
         made.replace(out)
     told = f"; left as they are, as their inputs are no multiple of {form.group}: {', '.join(left)}" if left else ""
     sizes = f"{before / 2**20:.1f} MiB of tensors became {after / 2**20:.1f} MiB"

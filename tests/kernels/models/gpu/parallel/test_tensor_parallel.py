@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel
 from slipstream_kernels.token_tree import TokenTree
+from support.families import EXPERTS
 from support.gpu_passes import Span, pass_of
 from support.models import make_tiny_model
 
@@ -62,9 +64,20 @@ def decode(folder: Path, group: ThreadGroup | None) -> tuple[torch.Tensor, list[
     return torch.cat(logits), results, torch.cat(scores), model
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tied": True},
+    "qwen2": {},
+    "qwen2_moe": EXPERTS["qwen2_moe"] | {"head_dim": 64, "hidden_size": 128},
+    "gpt_oss": EXPERTS["gpt_oss"],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_compute_what_one_computes(family: str, tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / family, family=family, heads=4, kv_heads=2, tied=family == "llama")
+    form = {"tied": False} | FAMILIES[family] | {"family": family, "heads": 4, "kv_heads": 2}
+    if family == "qwen2_moe":
+        form["overrides"] = form["overrides"] | {"shared_expert_intermediate_size": 64}
+    folder = make_tiny_model(tmp_path / family, **form)
     threads = Threads(2)
     with ThreadPoolExecutor(2) as pool:
         ranks = list(pool.map(lambda rank: decode(folder, ThreadGroup(threads, rank)), range(2)))

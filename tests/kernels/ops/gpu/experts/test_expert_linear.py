@@ -45,6 +45,20 @@ def test_matches_its_twin(device: torch.device, rows: int, tokens: int, gated: b
     torch.testing.assert_close(out, expected, rtol=2**-7 if gated else 1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("limit", [0.0, 1.5])
+def test_biases_and_a_clamped_gate(device: torch.device, limit: float) -> None:
+    x, weight, ids = operands(device, 5, 2 * OUTPUTS)
+    bias = torch.randn(EXPERTS, 2 * OUTPUTS, device=device).bfloat16()
+    out, expected = (torch.full((10, OUTPUTS), torch.nan, dtype=torch.bfloat16, device=device) for _ in range(2))
+    expert_linear(x, weight, out, ids, groups_of(ids, 16), gated=True, bias=bias, limit=limit)
+    expert_linear_reference(x, weight, expected, ids, gated=True, bias=bias, limit=limit)
+    torch.testing.assert_close(out, expected, rtol=2**-7, atol=1e-5)
+    sums, plain = (torch.full((10, 2 * OUTPUTS), torch.nan, device=device) for _ in range(2))
+    expert_linear(x, weight, sums, ids, bias=bias)
+    expert_linear_reference(x, weight, plain, ids, bias=bias)
+    torch.testing.assert_close(sums, plain, rtol=1e-5, atol=1e-5)
+
+
 def test_a_row_for_each_pair(device: torch.device) -> None:
     """As behind the gate; outputs that a tile does not divide."""
     _, weight, ids = operands(device, 9, OUTPUTS)
@@ -58,8 +72,8 @@ def test_a_row_for_each_pair(device: torch.device) -> None:
 @pytest.mark.parametrize("tile", [None, Tile(32, 16, 64, 3), Tile(48, 32, 32, 2)])
 def test_pairs_have_the_bits_of_a_linear_layer_of_one_row(device: torch.device, tile: Tile | None) -> None:
     """However they are grouped; in the interpreter sums are ordered by a library, by the block's shape."""
-    x, weight, ids = operands(device, 21, OUTPUTS)
-    alone, grouped, plain = (torch.empty(42, OUTPUTS, device=device) for _ in range(3))
+    x, weight, ids = operands(device, 7, OUTPUTS)
+    alone, grouped, plain = (torch.empty(14, OUTPUTS, device=device) for _ in range(3))
     expert_linear(x, weight, alone, ids, tile=tile)
     expert_linear(x, weight, grouped, ids, groups_of(ids, 16 if tile is None else tile.tokens), tile=tile)
     for pair, expert in enumerate(ids.flatten().tolist()):
