@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float32]
 
 _MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_STRIDE = 7919
+"""Between the tokens of rows that are measured, a prime."""
 _SCORED_ROWS = 128
 """Rows of a prompt whose logits, for logprobs of its tokens, are there at a time."""
 
@@ -91,13 +93,15 @@ class CpuModelRunner:
     def pass_costs(self) -> list[tuple[int, int, float]]:
         """Of one request and ever more rows, the best of three; overwrites the first pages' KV.
 
-        Here all rows cost the same, whosoever they are. To be called before any request runs.
+        Here all rows cost the same, whosoever they are. They have tokens of their own, as rows alike would have the
+        same experts of a model that has any. To be called before any request runs.
         """
         costs: list[tuple[int, int, float]] = []
         for rows in _MEASURED_ROWS:
             if rows > min(self._cache.num_pages * self._page_size, self._model.config.max_context):
                 break
-            batch = RowBatch.chunk([0] * rows, 0, range(-(-rows // self._page_size)), self._page_size)
+            tokens = [row * _STRIDE % self._model.config.vocab_size for row in range(rows)]
+            batch = RowBatch.chunk(tokens, 0, range(-(-rows // self._page_size)), self._page_size)
             costs.append((1, rows, min(self._timed(batch) for _ in range(3))))
         return costs if len(costs) > 1 else [(1, 1, 1e-3), (1, 2, 1.1e-3)]
 

@@ -22,7 +22,7 @@ _BACKENDS = {"cpu": CpuBackend}
 
 
 class CausalLM:
-    """A dense decoder of the Llama family. Rows of a pass never influence one another beyond the KV they share."""
+    """A decoder of the Llama family. Rows of a pass never influence one another beyond the KV they share."""
 
     __slots__ = ("_backend", "config")
 

@@ -47,7 +47,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class GpuModel:
-    """A dense decoder of the Llama family with its KV cache, page table, sampling parameters and last tokens.
+    """A decoder of the Llama family with its KV cache, page table, sampling parameters and last tokens.
 
     Used by one thread. Everything happens on one stream in the order of the calls, so that a pass reads what those
     launched before it leave behind. Only `PassHandle.results`, `logprobs`, `warm_up` and `pass_costs` wait for it.
@@ -330,7 +330,7 @@ class GpuModel:
 
     def pass_costs(self) -> list[tuple[int, int, float]]:
         """See `measure_pass_costs`; the first time overwrites the first pages' KV, and is to be before any request."""
-        self._pass_costs = self._pass_costs or measure_pass_costs(self)
+        self._pass_costs = self._pass_costs or measure_pass_costs(self, self.config.vocab_size)
         return self._pass_costs
 
     def wait(self) -> None:
@@ -348,7 +348,7 @@ class GpuModel:
         limits, shard = self.limits, self._weights.shard
         slots = limits.num_pages * limits.page_size + limits.scratch_slots
         shape = (self.config.num_layers, shard.kv_heads, slots, self.config.head_dim)
-        keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=self._device) for _ in range(2))
+        keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=self._device) for _ in range(2))
         return KVStore(keys, values, limits.page_size)
 
     def _layout(self, bucket: Bucket) -> PlanLayout:

@@ -16,6 +16,8 @@ _CONTEXT = 1024
 """Committed tokens of each request that is measured, where the model and the pages allow so many."""
 _REPEATS = 3
 _REQUESTS = (1, 4, 16, 64, 256, 1024)
+_STRIDE = 7919
+"""Between the tokens of successive rows, a prime: rows alike would have the same experts of a model that has any."""
 
 
 class Launcher(Protocol):
@@ -28,11 +30,12 @@ class Launcher(Protocol):
     def launch(self, plan: PassPlan) -> PassHandle: ...
 
 
-def measure_pass_costs(model: Launcher) -> list[tuple[int, int, float]]:
+def measure_pass_costs(model: Launcher, vocab_size: int) -> list[tuple[int, int, float]]:
     """(requests, rows, seconds) of decode passes, from launch to results, the median of several.
 
-    Of 1, 4, 16, ... requests, and as many as may run: without trees, and with ever more rows of trees alike. Each has
-    pages of its own, as far as there are so many. What page tables say afterwards is of no use.
+    Of 1, 4, 16, ... requests, and as many as may run: without trees, and with ever more rows of trees alike. Rows have
+    tokens of their own, so that a mixture wakes as many experts as independent rows do. Each request has pages of its
+    own, as far as there are so many. What page tables say afterwards is of no use.
     """
     costs = []
     pages = -(-_base(model.limits) // model.limits.page_size)
@@ -40,7 +43,7 @@ def measure_pass_costs(model: Launcher) -> list[tuple[int, int, float]]:
         model.set_pages(line, 0, np.arange(line * pages, (line + 1) * pages, dtype=np.int32) % model.limits.num_pages)
     for requests in measured_requests(model.limits):
         for rows in measured_rows(requests, model.limits):
-            plan = forest(requests, rows, model.limits)
+            plan = forest(requests, rows, model.limits, vocab_size)
             model.launch(plan).results()
             seconds = float(np.median([_timed(model, plan) for _ in range(_REPEATS)]))
             costs.append((requests, rows, seconds))
@@ -58,7 +61,7 @@ def measured_rows(requests: int, limits: GpuLimits) -> list[int]:
     return [requests, *(rows for rows in Buckets(limits).decode_rows if requests < rows <= most)]
 
 
-def forest(requests: int, rows: int, limits: GpuLimits) -> PassPlan:
+def forest(requests: int, rows: int, limits: GpuLimits, vocab_size: int) -> PassPlan:
     """A pass of `rows` rows in `requests` trees, all nodes below the root, of the first lines."""
     base = _base(limits)
     sizes = np.full(requests, rows // requests, np.int32)
@@ -70,7 +73,7 @@ def forest(requests: int, rows: int, limits: GpuLimits) -> PassPlan:
     bases = np.full(requests, base, np.int32)
     spans = np.stack([starts, sizes, np.arange(requests, dtype=np.int32), bases], axis=1)
     return PassPlan(
-        token_ids=np.zeros(rows, np.int32),
+        token_ids=(np.arange(rows, dtype=np.int64) * _STRIDE % vocab_size).astype(np.int32),
         positions=np.where(drafted, base, base - 1).astype(np.int32),
         write_slots=_slots(drafted, lines, limits),
         lines=lines,

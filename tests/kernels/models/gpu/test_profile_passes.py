@@ -30,8 +30,9 @@ def test_measured_passes_are_such_as_are_served(limits: GpuLimits) -> None:
         sizes = measured_rows(requests, limits)
         assert sizes == sorted(set(sizes)) and sizes[0] == requests
         for rows in sizes:
-            plan = forest(requests, rows, limits)
+            plan = forest(requests, rows, limits, 500)
             assert plan.rows == rows and plan.has_trees == (rows > requests)
+            assert len(set(plan.token_ids.tolist())) == min(rows, 500) and plan.token_ids.max() < 500
             assert len(plan.decodes) == requests and plan.decodes[:, 1].max() <= limits.max_nodes
             assert int((plan.parents != -2).sum()) == rows - requests <= limits.scratch_slots
             assert np.array_equal(plan.decodes[:, 2], np.arange(requests))
@@ -63,6 +64,6 @@ class Recorded(NamedTuple):
 
 def test_requests_that_are_measured_have_pages_of_their_own() -> None:
     model = Recorded(GpuLimits(max_running=5, max_nodes=4, step_nodes=6, num_pages=40, max_context=100), {}, [])
-    costs = measure_pass_costs(model)
+    costs = measure_pass_costs(model, 500)
     assert [each[:2] for each in costs] == list(dict.fromkeys(model.passes))
     assert len({page for pages in model.pages.values() for page in pages}) == 5 * 7
