@@ -182,6 +182,12 @@ def boundary(content: Content) -> str:
     return f"{boundary_tables.text_of(content)}\n\nMeasured {machines}."
 
 
+def boundary_behind(content: Content) -> str:
+    """What lies between pass, draft and pass, in every place of a head that drafts behind passes."""
+    machines = {_gpu(place["machine"]) for place in content["places"].values()}
+    return f"{boundary_tables.behind_text(content)}\n\nMeasured {'; '.join(sorted(machines))}."
+
+
 def speculation(content: Content) -> str:
     """Rounds, trees, categories and the sweep, and what they say of the goals."""
     return report.text(content["sections"], _gpu)
@@ -208,6 +214,7 @@ def drafter_faults_gpu(content: Content) -> str:
 
 BLOCKS: dict[str, Callable[[Content], str]] = {
     "boundary": boundary,
+    "boundary_behind": boundary_behind,
     "engine": engine,
     "gpu_exactness": gpu_exactness,
     "tensor_parallel_h200x2": tensor_parallel,

@@ -55,8 +55,8 @@ def text_of(content: Mapping[str, Any]) -> str:
     rows = rows_of(content)
     drafted = [row for row in rows if row["transport"] and row["mode"] != BEHIND]
     parts = [_table(rows, ROUND_COLUMNS), _table(drafted, SPLIT_COLUMNS)]
-    if behind := behind_passes(rows):
-        parts.append(_table(behind, BEHIND_COLUMNS))
+    if any(row["mode"] == BEHIND for row in rows):
+        parts.append(behind_text(content))
     for place, found in content["places"].items():
         parts += [f"{PLACES[place]}: {found[why]}" for why in ("failure", "missing") if found.get(why)]
         for name, figures in found.get("codec", {}).items():
@@ -64,6 +64,12 @@ def text_of(content: Mapping[str, Any]) -> str:
                 f"{PLACES[place]}, {name}: " + ", ".join(f"{key} {value:.1f}" for key, value in figures.items())
             )
     return "\n\n".join(parts)
+
+
+def behind_text(content: Mapping[str, Any]) -> str:
+    """The table of heads that draft behind passes; on a second GPU only of those in a process of their own."""
+    rows = behind_passes(rows_of(content))
+    return _table([row for row in rows if row["draft GPU us"] is not None], BEHIND_COLUMNS)
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> str:
