@@ -39,16 +39,16 @@ def names(value: Any, field: str) -> tuple[str, ...]:
     return tuple(entries)
 
 
-def check_regexes(expressions: Sequence[str], field: str) -> None:
+def check_regexes(expressions: Sequence[str], field: str, file: str = "config.json") -> None:
     """Raises CheckpointError for expressions that are none, or that may take long."""
     if len(expressions) > _MOST_REGEXES:
         raise CheckpointError(
-            f"config.json: {field} has {len(expressions)} regular expressions, the limit is {_MOST_REGEXES}"
+            f"{file}: {field} has {len(expressions)} regular expressions, the limit is {_MOST_REGEXES}"
         )
     for expression in expressions:
         if len(expression) > _MOST_CHARACTERS:
             raise CheckpointError(
-                f"config.json: {field} has {shown(expression)} of {len(expression)} characters, the limit is "
+                f"{file}: {field} has {shown(expression)} of {len(expression)} characters, the limit is "
                 f"{_MOST_CHARACTERS}"
             )
         try:
@@ -58,10 +58,10 @@ def check_regexes(expressions: Sequence[str], field: str) -> None:
         except (re.error, RecursionError, OverflowError, ValueError) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"config.json: {field} has {shown(expression)}: {error}") from error
+            raise CheckpointError(f"{file}: {field} has {shown(expression)}: {error}") from error
         if repeats > _MOST_REPEATS:
             raise CheckpointError(
-                f"config.json: {field} has {shown(expression)} with {repeats} repeats, the limit is {_MOST_REPEATS}"
+                f"{file}: {field} has {shown(expression)} with {repeats} repeats, the limit is {_MOST_REPEATS}"
             )
 
 

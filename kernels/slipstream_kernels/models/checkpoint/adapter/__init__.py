@@ -1,0 +1,1 @@
+"""LoRA adapters as the library PEFT stores them."""

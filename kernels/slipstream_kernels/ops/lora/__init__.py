@@ -1,0 +1,1 @@
+"""What LoRA adapters add to linear layers."""
