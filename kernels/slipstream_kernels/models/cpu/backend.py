@@ -19,6 +19,7 @@ from slipstream_kernels.jit.threads import COUNTER_BYTES, Team
 from slipstream_kernels.models.capture_layers import Capture
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.model_form import ModelForm
+from slipstream_kernels.models.cpu.adapter_table import AdapterTable, PackedAdapter, adapter_spans
 from slipstream_kernels.models.cpu.expert_buffers import expert_sizes, expert_words
 from slipstream_kernels.models.cpu.forward import ARGS, OTHER_PHASES, PHASES_PER_LAYER, forward_job
 from slipstream_kernels.models.cpu.packed_matrix import Weight
@@ -42,6 +43,7 @@ _FAULTS = (
     "page_table is too short for prefix_lengths or holds unknown pages",
     "ancestor_slots are outside the cache",
     "logit_rows are outside the batch",
+    "adapters are not those of loaded slots, or not one a row",
 )
 """What `_fault` found, by its result."""
 
@@ -54,8 +56,8 @@ class CpuBackend:
     """Runs passes on a team of threads. Passes are serialised; a returned array belongs to the caller."""
 
     __slots__ = (
-        "_args", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "_room", "_rows", "_weights",
-        "team",
+        "_adapters", "_args", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "_room", "_rows",
+        "_spans", "_weights", "team",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +75,8 @@ class CpuBackend:
         self._board = _bytes(COUNTER_BYTES * (OTHER_PHASES + PHASES_PER_LAYER * config.num_layers))
         self._buffers: dict[str, Array] = {}
         self._capacity = 0
+        self._adapters = AdapterTable(config.num_layers)
+        self._spans = np.zeros((0, 3), np.int32)
         self._rows = 0  # of the last pass
         self._lock = threading.Lock()
         self.team = Team(threads)
@@ -101,6 +105,8 @@ class CpuBackend:
                 cache.page_size,
                 self._config.vocab_size,
                 self._config.max_context,
+                self._adapters.loaded,
+                self._spans,
                 _BatchArrays._make(_arrays_of(rows)),
                 logits,
             )
@@ -118,17 +124,37 @@ class CpuBackend:
                 raise ValueError(f"the last pass had {self._rows} rows, asked for {rows.min()} to {rows.max()}")
             logits = np.empty((len(rows), int(self._args["vocab_stride"][0])), np.float32)
             self._board[:] = 0
-            self._set({"rows": 0, "states": 0, "num_logit_rows": len(rows)})
+            self._set({"rows": 0, "states": 0, "num_spans": 0, "num_logit_rows": len(rows)})
             self._set({"logit_rows": rows.ctypes.data, "logits": logits.ctypes.data})
             if len(rows):
                 self.team.run(forward_job, self._args.ctypes.data)
         return logits[:, : self._entries]
 
+    def reserve_adapters(self, slots: int) -> None:
+        """See `CausalLM.reserve_adapters`."""
+        self._adapters = AdapterTable(self._config.num_layers, slots)
+        self._args["loras"] = self._adapters.records.ctypes.data
+
+    def install_adapter(self, slot: int, adapter: PackedAdapter) -> None:
+        """See `CausalLM.install_adapter`."""
+        with self._lock:
+            self._adapters.install(slot, adapter)
+            if self._adapters.width > self._args["shrunk_stride"][0]:
+                self._args["shrunk_stride"] = self._adapters.width
+                self._allocate(self._capacity)
+
+    def remove_adapter(self, slot: int) -> None:
+        """See `CausalLM.remove_adapter`."""
+        with self._lock:
+            self._adapters.remove(slot)
+
     def _reserve(self, rows: int) -> None:
         """Grow the buffers to hold `rows` rows."""
-        if rows <= self._capacity:
-            return
-        self._capacity = capacity = max(16, 1 << (rows - 1).bit_length())
+        if rows > self._capacity:
+            self._allocate(max(16, 1 << (rows - 1).bit_length()))
+
+    def _allocate(self, capacity: int) -> None:
+        self._capacity = capacity
         config, room = self._config, _slots_room(self._config)
         widths = {
             "x": padded(config.hidden_size),
@@ -138,11 +164,13 @@ class CpuBackend:
             "attended": config.q_size,
             "gate_up_out": padded(2 * config.widest_intermediate),
             "activated": config.widest_intermediate,
+            "shrunk": int(self._args["shrunk_stride"][0]),
         }
         words = {name: capacity * width for name, width in widths.items()}
         if config.form.experts is not None:
             words |= expert_words(config.form.experts, config.hidden_size, capacity)
         self._buffers = {name: _bytes(size * 4) for name, size in words.items()}
+        self._spans = np.zeros((capacity, 3), np.int32)
         self._buffers["scratch"] = _bytes(self.team.threads * room * 8)
         self._set({name: array.ctypes.data for name, array in self._buffers.items()})
 
@@ -255,9 +283,29 @@ def _path_fault(batch: RowBatch, row: int, num_pages: int, page_size: int, slots
 
 
 @kernel
-def _fault(batch: RowBatch, vocab_size: int, context: int, slots: int, num_pages: int, page_size: int) -> int:
+def _adapters_fit(batch: RowBatch, loaded: npt.NDArray[np.bool_]) -> bool:
+    if len(batch.adapters) not in (0, len(batch.token_ids)):
+        return False
+    for slot in batch.adapters:  # noqa: SIM110 (kernels have no generators)
+        if slot >= len(loaded) or (slot >= 0 and not loaded[slot]):
+            return False
+    return True
+
+
+@kernel
+def _fault(
+    batch: RowBatch,
+    vocab_size: int,
+    context: int,
+    slots: int,
+    num_pages: int,
+    page_size: int,
+    loaded: npt.NDArray[np.bool_],
+) -> int:
     if not _lengths_agree(batch):
         return 1
+    if not _adapters_fit(batch, loaded):
+        return 11
     rows = len(batch.token_ids)
     for row in range(rows):
         fault = _row_fault(batch, row, vocab_size, context, slots)
@@ -281,11 +329,13 @@ def _bind(
     page_size: int,
     vocab_size: int,
     context: int,
+    loaded: npt.NDArray[np.bool_],
+    spans: npt.NDArray[np.int32],
     batch: RowBatch,
     logits: npt.NDArray[np.float32],
 ) -> int:
     """Check a batch and write it into the job's arguments; returns an index into `_FAULTS`."""
-    fault = _fault(batch, vocab_size, context, keys.shape[2], num_pages, page_size)
+    fault = _fault(batch, vocab_size, context, keys.shape[2], num_pages, page_size, loaded)
     if fault:
         return fault
     board[:] = 0
@@ -296,6 +346,7 @@ def _bind(
     a.write_slots, a.page_lines = address_i32(batch.write_slots), address_i32(batch.page_lines)
     a.prefix_lengths, a.num_ancestors = address_i32(batch.prefix_lengths), address_i32(batch.num_ancestors)
     a.ancestor_slots, a.ancestor_width = address_i32(batch.ancestor_slots), batch.ancestor_slots.shape[1]
+    a.spans, a.num_spans = address_i32(spans), adapter_spans(batch.adapters, spans)
     a.page_table, a.pages = address_i32(batch.page_table), batch.page_table.shape[1]
     a.logit_rows, a.num_logit_rows, a.logits = address_i32(batch.logit_rows), len(batch.logit_rows), address_f32(logits)
     return 0

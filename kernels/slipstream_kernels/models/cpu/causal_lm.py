@@ -10,9 +10,11 @@ import torch
 
 from slipstream_kernels.jit.threads import Team
 from slipstream_kernels.models.capture_layers import Capture
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from slipstream_kernels.models.checkpoint.load_warnings import tell
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import load_weights, quantised_elements, weight_bytes
+from slipstream_kernels.models.cpu.adapter_table import PackedAdapter, pack_adapter
 from slipstream_kernels.models.cpu.backend import CpuBackend
 from slipstream_kernels.models.cpu.host_memory import available_bytes
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
@@ -79,6 +81,22 @@ class CausalLM:
         The bits are those that `forward` would have given. Raises ValueError for rows that it did not have.
         """
         return self._backend.last_logits(rows)
+
+    def reserve_adapters(self, slots: int) -> None:
+        """Have room for so many LoRA adapters, all slots empty. To be called before any pass."""
+        self._backend.reserve_adapters(slots)
+
+    def pack_adapter(self, adapter: LoraAdapter, slot: int) -> PackedAdapter:
+        """What `install_adapter` takes, made of weights that fit the model. May run beside passes, in any thread."""
+        return pack_adapter(self.config, adapter)
+
+    def install_adapter(self, slot: int, adapter: PackedAdapter) -> None:
+        """Fill a free slot, which rows of the next pass may name. Raises ValueError for one that is taken."""
+        self._backend.install_adapter(slot, adapter)
+
+    def remove_adapter(self, slot: int) -> None:
+        """Free a slot, which no row may name from the next pass on."""
+        self._backend.remove_adapter(slot)
 
     def warm_up(self) -> None:
         """Compile, or read from the disk cache, every kernel of a pass. CheckpointError if logits are no numbers."""

@@ -9,7 +9,8 @@ import numpy as np
 from slipstream_kernels.jit.compiler import Job, kernel
 from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_i32, pointer_u16, pointer_u32, record_at, widened
 from slipstream_kernels.jit.threads import claim, complete, finish
-from slipstream_kernels.models.cpu import expert_layers
+from slipstream_kernels.models.cpu import adapter_layers, expert_layers
+from slipstream_kernels.models.cpu.adapter_layers import DOWN, GATE_UP, QKV, O, adapt
 from slipstream_kernels.models.cpu.expert_layers import EXPERT_PHASES, MATRIX, compute_experts
 from slipstream_kernels.ops.gelu_mul import gelu_mul_row
 from slipstream_kernels.ops.linear import linear_tasks
@@ -56,14 +57,14 @@ NUMBERS = ("embed_scale", "attention_scale", "attention_cap", "logit_cap", "expe
 `clamped_swiglu_row`, by which experts gate; 0: they gate by SiLU."""
 
 ARGS = np.dtype(
-    [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + ROOM + CACHE + PLAN + CAPTURE]
+    [(name, np.int64) for name in SIZES + WEIGHTS + BUFFERS + ROOM + CACHE + PLAN + CAPTURE + adapter_layers.ADDRESSES]
     + [(name, np.int64) for name in expert_layers.SIZES + expert_layers.BUFFERS]
     + [("eps", np.float64)]
     + [(name, np.float32) for name in NUMBERS]
 )
 """Arguments of the forward job."""
 
-PHASES_PER_LAYER = 11 + EXPERT_PHASES
+PHASES_PER_LAYER = 15 + EXPERT_PHASES
 OTHER_PHASES = 6
 """The tickets of the threads, the embedding, the capture behind the last layer, the final norm, the head, its bound."""
 
@@ -274,16 +275,21 @@ def _bound_logits(a: Any, phase: int) -> None:
 
 @kernel
 def _add(
-    a: Any, phase: int, layer: int, inputs: int, size: int, matrix: int, bias: int, norm: int, room: int
+    a: Any, phase: int, layer: int, place: int, inputs: int, size: int, matrix: int, bias: int, norm: int, room: int
 ) -> None:  # fmt: skip
-    """Add a projection of `inputs`, with its bias and its norm if there are any, to the residual stream: two phases."""
+    """Add a projection of `inputs`, with its bias and its norm if there are any, to the residual stream: four phases.
+
+    `place`: the projection's in `adapter_layers.MATRICES`.
+    """
     stride = a.hidden_stride
     if bias == 0 and norm == 0:
         _linear(a, phase, inputs, a.rows, size, matrix, a.x, stride, a.x, stride, room)
+        adapt(a, phase + 1, layer, place, inputs, size, a.x, stride)
         return
     addend = bias + layer * stride * 4 if bias != 0 else a.zeros
     _linear(a, phase, inputs, a.rows, size, matrix, a.branch, stride, addend, 0, room)
-    phase += 1
+    adapt(a, phase + 1, layer, place, inputs, size, a.branch, stride)
+    phase += 3
     row = claim(a.board, phase)
     while row < a.rows:
         source = a.branch + row * stride * 4
@@ -319,17 +325,19 @@ def _layer(a: Any, phase: int, layer: int, scratch: int, room: int) -> None:
 
     _norm(a, phase, a.input_norm + layer * hidden * 4, layer)
     _linear(a, phase + 1, a.normed, a.rows, hidden, a.qkv + at, a.qkv_out, a.qkv_stride, bias, 0, room)
-    _place(a, phase + 2, layer)
-    _attention(a, phase + 3, layer, scratch)
-    _add(a, phase + 4, layer, a.attended, q_size, a.o + at, a.o_bias, a.attention_norm, room)
-    _norm(a, phase + 6, a.post_norm + layer * hidden * 4, -1)
+    adapt(a, phase + 2, layer, QKV, a.normed, hidden, a.qkv_out, a.qkv_stride)
+    _place(a, phase + 4, layer)
+    _attention(a, phase + 5, layer, scratch)
+    _add(a, phase + 6, layer, O, a.attended, q_size, a.o + at, a.o_bias, a.attention_norm, room)
+    _norm(a, phase + 10, a.post_norm + layer * hidden * 4, -1)
     if _form_at(a.layer_forms + layer * _FORM_BYTES).experts != 0:
-        _mixture(a, phase + 7, layer, room)
+        _mixture(a, phase + 11, layer, room)
         return
     mlp_bias = a.gate_up_bias + layer * a.gate_up_stride * 4 if a.gate_up_bias != 0 else a.zeros
-    _linear(a, phase + 7, a.normed, a.rows, hidden, a.gate_up + at, a.gate_up_out, a.gate_up_stride, mlp_bias, 0, room)
-    _activate(a, phase + 8, a.intermediate, a.gate_up_stride)
-    _add(a, phase + 9, layer, a.activated, a.intermediate, a.down + at, a.down_bias, a.mlp_norm, room)
+    _linear(a, phase + 11, a.normed, a.rows, hidden, a.gate_up + at, a.gate_up_out, a.gate_up_stride, mlp_bias, 0, room)
+    adapt(a, phase + 12, layer, GATE_UP, a.normed, hidden, a.gate_up_out, a.gate_up_stride)
+    _activate(a, phase + 14, a.intermediate, a.gate_up_stride)
+    _add(a, phase + 15, layer, DOWN, a.activated, a.intermediate, a.down + at, a.down_bias, a.mlp_norm, room)
 
 
 def _forward(args: int) -> None:

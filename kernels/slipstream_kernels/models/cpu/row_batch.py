@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,8 @@ class RowBatch:
     """[lines, pages], page ids"""
     logit_rows: Int32
     """[any], rows whose logits are wanted, in the order wanted"""
+    adapters: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[rows], slot of the row's LoRA adapter, below 0 where it has none; empty where no row has one"""
 
     def __len__(self) -> int:
         return len(self.token_ids)
