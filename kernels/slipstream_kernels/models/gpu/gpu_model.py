@@ -13,12 +13,14 @@ import numpy.typing as npt
 import torch
 
 from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of, buckets_of
 from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
+from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
 from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward, KVStore
 from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, sample_masked
@@ -37,8 +39,6 @@ from slipstream_kernels.models.gpu.outcome_selector import OutcomeSelector
 from slipstream_kernels.models.gpu.profile_passes import measure_pass_costs
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import shard_of
-from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
-from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 
 __all__ = ["GpuLimits", "GpuModel", "MaskedRows", "PassHandle", "PassPlan"]
@@ -88,7 +88,8 @@ class GpuModel:
             self._kept_logits = torch.empty(
                 limits.max_decode_rows, self.config.vocab_size, dtype=torch.float32, device=device
             )
-            self.kv = self._allocate_kv()
+            self.kv = KVStore.empty(weights.shard, limits, device)
+            self._adapters = GpuAdapters(weights.shard, limits, device) if limits.adapters else None
             rotary = {
                 rope: torch.from_numpy(rope.table(limits.max_context, self.config.head_dim)).to(device)
                 for rope in self.config.ropes
@@ -101,7 +102,9 @@ class GpuModel:
             self._plain = None
             if attention == FLASHINFER:
                 self._plain = PlainAttention(weights.shard, limits, self._tables.page_table)
-            self._forward = GpuForward(weights, self.kv, self._tables, self._pool, rotary, ops, group, self._plain)
+            self._forward = GpuForward(
+                weights, self.kv, self._tables, self._pool, rotary, ops, group, self._plain, self._adapters
+            )
             self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
             self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)
         self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device)
@@ -203,8 +206,9 @@ class GpuModel:
         output_ids: Sequence[int] | None = None,
         bias: Sequence[tuple[int, float]] | None = None,
         end_ids: Sequence[int] | None = None,
+        adapter: int = -1,
     ) -> None:
-        """A line's sampling parameters, int32 [16] of `pack_line`, from the next pass on.
+        """A line's sampling parameters, int32 [16] of `pack_line`, and its adapter's slot, from the next pass on.
 
         For lines with penalties, what its request has seen: ids of the prompt and of the output so far, which later
         passes add to. For lines with a bias, (id, value) pairs. For lines with a least length, the ids that may not
@@ -214,6 +218,17 @@ class GpuModel:
             self._tables.set_line(
                 line, packed_params, prompt_ids=prompt_ids, output_ids=output_ids, bias=bias, end_ids=end_ids
             )
+            self._tables.set_adapter(line, adapter)
+
+    def write_adapter(self, slot: int, adapter: LoraAdapter) -> None:
+        """See `GpuAdapters.write`; for any thread."""
+        assert self._adapters is not None, "there is no slot"
+        self._adapters.write(slot, adapter)
+
+    def free_adapter(self, slot: int) -> None:
+        """See `GpuAdapters.free`."""
+        assert self._adapters is not None, "there is no slot"
+        self._adapters.free(slot, self._stream)
 
     def set_pages(self, line: int, start: int, pages: Int32 | Sequence[int]) -> None:
         """A line's page table from entry `start` on, from the next pass on. Raises ValueError beyond its end."""
@@ -267,8 +282,8 @@ class GpuModel:
         if not plan.in_order:
             plan = plan.reordered()
         bucket = bucket_of(self._buckets, plan, self._weights.shard)
-        if self._boundaries:
-            bucket = bucket._replace(boundaries=self._boundaries)
+        has_adapters = self._adapters is not None and self._tables.has_adapters(plan.lines)
+        bucket = bucket._replace(boundaries=self._boundaries, adapters=has_adapters)
         buffer = self._host.take()
         with self._on_stream():
             while self._readers:
@@ -344,26 +359,11 @@ class GpuModel:
             return nullcontext()
         return self._on_own_stream if stream is None else torch.cuda.stream(stream)
 
-    def _allocate_kv(self) -> KVStore:
-        limits, shard = self.limits, self._weights.shard
-        slots = limits.num_pages * limits.page_size + limits.scratch_slots
-        shape = (self.config.num_layers, shard.kv_heads, slots, self.config.head_dim)
-        keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=self._device) for _ in range(2))
-        return KVStore(keys, values, limits.page_size)
-
     def _layout(self, bucket: Bucket) -> PlanLayout:
         bucket = bucket.without_states
         layout = self._layouts.get(bucket)
         if layout is None:
-            group = self._weights.shard.group
-            layout = self._layouts[bucket] = PlanLayout(
-                bucket,
-                self.limits,
-                columns=PREFIX_COLUMNS,
-                tile_rows=PREFILL_COLUMNS // group,
-                group=group,
-                kv_heads=self._weights.shard.kv_heads,
-            )
+            layout = self._layouts[bucket] = PlanLayout.of(bucket, self.limits, self._weights.shard)
         return layout
 
     def _run(self, bucket: Bucket, layers: int | None = None) -> None:

@@ -12,6 +12,7 @@ from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 from slipstream_kernels.models.gpu.batch.buckets import buckets_of
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
+from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.row_scores import RowScorer
@@ -51,6 +52,7 @@ class GpuMemoryPlan:
     reserve: int
     """CUDA graphs and compiled kernels"""
     available: int
+    adapters: int = 0
 
     @property
     def needed(self) -> int:
@@ -60,13 +62,13 @@ class GpuMemoryPlan:
     def fixed(self) -> int:
         """All but the pages."""
         parts = self.weights, self.scratch, self.partials, self.logits, self.activations, self.tables, self.reserve
-        return sum(parts)
+        return sum(parts) + self.adapters
 
     def __str__(self) -> str:
         return (
             f"weights {_gib(self.weights)}, {self.num_pages} KV pages of {_gib(self.pages)} together, "
             f"tree rows {_gib(self.scratch)}, attention {_gib(self.partials)}, logits {_gib(self.logits)}, "
-            f"activations {_gib(self.activations)}, tables {_gib(self.tables)}, "
+            f"activations {_gib(self.activations)}, tables {_gib(self.tables)}, adapters {_gib(self.adapters)}, "
             f"graphs and kernels {_gib(self.reserve)}: {_gib(self.needed)} of {_gib(self.available)} available"
         )
 
@@ -86,6 +88,8 @@ def resolved_limits(
 
     Raises ValueError for limits that do not fit the model, OutOfDeviceMemoryError.
     """
+    if limits.adapters and group is not None:
+        raise ValueError("max_loras must be 0 where ranks share the model: adapters are not shared")
     head_dim, longest = shard.config.head_dim, shard.config.max_context
     if device.type == "cuda" and head_dim not in HEAD_DIMS:
         raise CheckpointError(f"head_dim is {head_dim}; a GPU takes {', '.join(map(str, HEAD_DIMS))}")
@@ -140,6 +144,7 @@ def plan_memory(
         tables=RequestTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,
         reserve=0 if on_host else _CONTEXT_BYTES + graphs * _GRAPH_BYTES,
         available=available,
+        adapters=GpuAdapters(shard, limits, "meta").nbytes if limits.adapters else 0,
     )
     page = per_token * limits.page_size
     num_pages, most_pages = limits.num_pages, _most_pages(shard, limits)
@@ -150,8 +155,8 @@ def plan_memory(
     plan = replace(plan, num_pages=num_pages, pages=num_pages * page)
     if plan.needed > available:
         raise OutOfDeviceMemoryError(
-            f"out of device memory: {plan}; lower num_pages, max_context, max_running, step_nodes or prefill_chunk, "
-            f"or raise memory_utilization"
+            f"out of device memory: {plan}; lower num_pages, max_context, max_running, step_nodes, prefill_chunk or "
+            f"max_loras, or raise memory_utilization"
         )
     if num_pages > most_pages:
         raise OutOfDeviceMemoryError(f"num_pages is {num_pages}, at most {most_pages} can be addressed")

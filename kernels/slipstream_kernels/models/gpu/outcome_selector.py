@@ -29,7 +29,7 @@ class OutcomeSelector:
 
     def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
         """As `GraphRunner.capture`, of those buckets whose passes may have choices, and have no prefill."""
-        able = [bucket for bucket in buckets if may_select(bucket) and not bucket.has_prefill]
+        able = [bucket for bucket in buckets if may_select(bucket) and not (bucket.has_prefill or bucket.adapters)]
         self._graphs.capture(able, prepare, progress=progress)
         if able:  # compiles what no graph has: of padding alone nothing is read
             prepare(able[0])

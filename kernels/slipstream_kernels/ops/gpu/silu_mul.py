@@ -29,10 +29,10 @@ def _silu_mul(gate_up: tl.tensor, out: tl.tensor, size: int, BLOCK: tl.constexpr
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """silu(gate) * up in float32, rounded once: bfloat16 gate_up [rows, 2 n], out [rows, n].
+    """silu(gate) * up in float32, rounded once: bfloat16 or float32 gate_up [rows, 2 n], bfloat16 out [rows, n].
 
     Both are contiguous; columns of `gate_up` are in the order of gate_up.py. For products that are at hand already;
-    `gated_linear` gates its own float32 sums.
+    `gated_linear` gates its own float32 sums, to the same bits as this op where it is given those.
     """
     rows, size = out.shape
     launch(_silu_mul, (rows, triton.cdiv(size, _BLOCK)), gate_up, out, size, BLOCK=_BLOCK, GROUP=GROUP)

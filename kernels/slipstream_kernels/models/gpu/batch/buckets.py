@@ -20,7 +20,7 @@ class Bucket(NamedTuple):
 
     Passes of the bucket keep the states of all rows at `boundaries` (see `slipstream_kernels.models.capture_layers`).
     Where `tiles_only`, all rows lie in tiles: with trees those that decode in `tree_attention`'s, all others in
-    `prefill_attention`'s.
+    `prefill_attention`'s. With `adapters` some rows may have a LoRA adapter.
     """
 
     rows: int
@@ -29,11 +29,12 @@ class Bucket(NamedTuple):
     has_prefill: bool
     boundaries: tuple[int, ...] = ()
     tiles_only: bool = False
+    adapters: bool = False
 
     @property
     def without_states(self) -> Bucket:
-        """The bucket of the same passes that keep none."""
-        return self._replace(boundaries=()) if self.boundaries else self
+        """The bucket of passes of the same rows that keep no states, and know no adapters."""
+        return self._replace(boundaries=(), adapters=False) if self.boundaries or self.adapters else self
 
 
 class Buckets:
@@ -57,6 +58,7 @@ class Buckets:
         self._plain = _sizes(_ROWS, limits.max_running)
         self._decode = _sizes(_ROWS, limits.max_decode_rows)
         self._has_trees = limits.scratch_slots > 0
+        self._has_adapters = limits.adapters > 0
         self._plain_prefill = plain_prefill
         self._tiled = [rows for rows in self._plain if tiled_rows is not None and rows >= tiled_rows]
         self._tiled_trees = [rows for rows in self._decode if tiled_trees is not None and rows > tiled_trees]
@@ -71,7 +73,7 @@ class Buckets:
         return tuple(self._decode)
 
     def all(self) -> list[Bucket]:
-        """Every bucket that `find` can return, the largest first."""
+        """Every bucket that `find` can return, and where there are adapters each with these, the largest first."""
         buckets = {Bucket(rows, rows, False, False) for rows in self._plain}
         buckets |= {Bucket(rows, rows, False, False, tiles_only=True) for rows in self._tiled}
         if self._has_trees:
@@ -82,6 +84,8 @@ class Buckets:
                 buckets |= {Bucket(rows, min(logits, rows), drafted, True) for logits in self._logits}
         if self._tiled_trees:
             buckets |= {Bucket(rows, self._most_logits(rows), True, True, tiles_only=True) for rows in self._prefill}
+        if self._has_adapters:
+            buckets |= {bucket._replace(adapters=True) for bucket in buckets}
         return sorted(buckets, reverse=True)
 
     def find(self, rows: int, logits: int, *, has_trees: bool, has_prefill: bool, fits_tiles: bool = False) -> Bucket:

@@ -14,7 +14,10 @@ from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.outcome_plan import OutcomeLayout, may_select
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.batch.plan_kernels import pack_pass, pad
+from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, num_splits
+from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
+from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 
 _ALIGNMENT = 16
 """Words to which every array is aligned: 64 bytes."""
@@ -101,6 +104,19 @@ class PlanLayout:
         self.max_words = end if self.choices is None else self.choices.end
         self.most_updates = self._shapes["updates"][0]
         self._places = np.array([(first, prod(self._shapes[name])) for name, first in self._offsets.items()], np.int32)
+
+    @classmethod
+    def of(cls, bucket: Bucket, limits: GpuLimits, shard: Shard) -> PlanLayout:
+        """For the attention of a model."""
+        tile_rows = PREFILL_COLUMNS // shard.group
+        return cls(
+            bucket,
+            limits,
+            columns=PREFIX_COLUMNS,
+            tile_rows=tile_rows,
+            group=shard.group,
+            kv_heads=shard.kv_heads,
+        )
 
     def views(self, block: Any) -> PlanArrays[Any]:
         """The arrays within a block of at least `words` words, a tensor or a numpy array."""

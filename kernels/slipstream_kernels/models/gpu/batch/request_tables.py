@@ -37,14 +37,18 @@ class RequestTables:
         lines, pages = limits.max_running, limits.context_pages
         self._pages = pages
         self._first_page_word = lines * FIELDS
-        if self._first_page_word + lines * pages >= 2**31:
+        self._first_adapter_word = self._first_page_word + lines * pages
+        if self._first_adapter_word + lines >= 2**31:
             raise ValueError(f"max_running {lines} times {pages} pages are too many for a page table")
-        self._copy = np.zeros(self._first_page_word + lines * pages, np.int32)
+        self._copy = np.full(self._first_adapter_word + lines, -1, np.int32)
+        self._copy[self._first_page_word : self._first_adapter_word] = 0
         self._copy[: self._first_page_word] = np.tile(pack_line(), lines)
         self._changed: list[Int32] = []
         self.words = torch.from_numpy(self._copy).to(device, copy=True)
-        self.page_table = self.words[self._first_page_word :].view(lines, pages)
+        self.page_table = self.words[self._first_page_word : self._first_adapter_word].view(lines, pages)
         """int32 [lines, pages]"""
+        self.adapters = self.words[self._first_adapter_word :]
+        """int32 [lines], slot of each line's adapter, below 0 where it has none"""
         self.last_tokens = torch.zeros(lines, dtype=torch.int32, device=device)
         self.sampling = SamplingTensors(
             params=self.words[: self._first_page_word].view(lines, FIELDS),
@@ -88,6 +92,17 @@ class RequestTables:
             for token, value in bias or ():
                 values[token] = value
             _upload(tables.bias[line], values)
+
+    def set_adapter(self, line: int, slot: int) -> None:
+        """The adapter of a line, from the next pass on; below 0: none."""
+        place = self._first_adapter_word + line
+        if self._copy[place] != slot:
+            self._copy[place] = slot
+            self._changed.append(np.array([place], np.int32))
+
+    def has_adapters(self, lines: Int32) -> bool:
+        """Whether any of these lines has one."""
+        return bool((self._copy[self._first_adapter_word + lines] >= 0).any())
 
     def set_pages(self, line: int, start: int, pages: Int32 | Sequence[int]) -> None:
         """See `GpuModel.set_pages`."""

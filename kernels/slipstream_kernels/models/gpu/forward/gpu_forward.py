@@ -9,8 +9,10 @@ import torch
 
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.device_plan import PlanArrays
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.outcome_plan import OutcomeArrays
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
+from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.expert_pass import queue_experts
 from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
@@ -20,10 +22,13 @@ from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuf
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.attention_form import AttentionForm
+from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
 from slipstream_kernels.ops.rope import Rope
 
 Plan = PlanArrays[torch.Tensor]
+Adapted = tuple[GpuAdapters, AdapterRows] | None
+"""Adapters, and the rows of a pass that have one; None where no row does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,14 @@ class KVStore:
     keys: torch.Tensor
     values: torch.Tensor
     page_size: int
+
+    @classmethod
+    def empty(cls, shard: Shard, limits: GpuLimits, device: torch.device) -> KVStore:
+        """A store of the pages and scratch slots of `limits`, which are resolved."""
+        config, slots = shard.config, limits.num_pages * limits.page_size + limits.scratch_slots
+        shape = (config.num_layers, shard.kv_heads, slots, config.head_dim)
+        keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+        return cls(keys, values, limits.page_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +95,10 @@ class GpuForward:
         ops: Ops,
         group: RankGroup | None = None,
         plain: PlainAttention | None = None,
+        adapters: GpuAdapters | None = None,
     ) -> None:
         """`rotary_tables` are of all that layers have; `plain` serves passes without trees in the place of the ops'
-        attention.
+        attention. `adapters` are those that rows of buckets with adapters may have.
         """
         self._weights = weights
         self._config = config = weights.shard.config
@@ -96,6 +110,7 @@ class GpuForward:
         self._ops = ops
         self._group = group
         self._plain = plain
+        self._adapters = adapters
 
     def run(self, bucket: Bucket, plan: Plan, layers: int | None = None) -> None:
         """All of a pass: update the tables, compute the rows, decide, and compact what was accepted.
@@ -113,9 +128,12 @@ class GpuForward:
                 ops.tree_leaves(plan.parents, plan.root_rows, b.leaves, segment_rows=segment_rows)
         elif self._plain is not None:
             self._plain.of(bucket.without_states).gather()
+        adapted: Adapted = None
+        if bucket.adapters and self._adapters is not None:
+            adapted = self._adapters, self._adapters.gather(plan, tables.adapters, ops)
         for index, layer in enumerate(self._weights.layers[:layers]):
             self._keep(bucket, b, index)
-            self._layer(bucket, plan, b, index, layer)
+            self._layer(bucket, plan, b, index, layer, adapted)
         self._keep_last(bucket, b)
         if bucket.logits:
             self._decide(bucket, plan, b)
@@ -176,34 +194,36 @@ class GpuForward:
             self._ops.rms_norm(b.x, self._weights.final_norm, b.normed, self._config.rms_norm_eps)
             self._keep(bucket, b, layers + 1, b.normed)
 
-    def _layer(self, bucket: Bucket, plan: Plan, b: PassBuffers, index: int, layer: LayerWeights) -> None:
+    def _layer(
+        self, bucket: Bucket, plan: Plan, b: PassBuffers, index: int, layer: LayerWeights, adapted: Adapted
+    ) -> None:
         ops, config = self._ops, self._config
         keys, values = self._kv.keys[index], self._kv.values[index]
         ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
-        ops.rotary_linear(
-            b.normed,
-            layer.qkv,
-            plan.positions,
-            plan.write_slots,
-            self._rotary[index],
-            b.qkv,
-            b.q,
-            keys,
-            values,
-            bias=layer.qkv_bias,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=config.rms_norm_eps,
-        )
+        places = plan.positions, plan.write_slots, self._rotary[index]
+        norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": config.rms_norm_eps}
+        if adapted is None:
+            ops.rotary_linear(b.normed, layer.qkv, *places, b.qkv, b.q, keys, values, bias=layer.qkv_bias, **norms)
+        else:
+            ops.linear(b.normed, layer.qkv, b.qkv, bias=layer.qkv_bias)
+            self._adapt(adapted, index, "qkv", b.normed, b.qkv)
+            ops.rotary_write(b.qkv, *places, b.q, keys, values, **norms)
         self._attend(bucket, plan, b, keys, values, self._attention[index], layer.sinks)
-        self._add(b.attended.flatten(1), layer.o, layer.o_bias, layer.attention_norm, b)
+        attended = b.attended.flatten(1)
+        self._add(attended, layer.o, layer.o_bias, layer.attention_norm, b, (adapted, index, "o"))
         ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
         if layer.experts is not None:
             self._add_experts(layer.experts, layer, b)
             return
         activated = b.activated_of(layer.down.shape[1])
-        self._gate(layer, b, activated)
-        self._add(activated, layer.down, layer.down_bias, layer.mlp_norm, b)
+        self._gate(layer, b, activated, adapted, index)
+        self._add(activated, layer.down, layer.down_bias, layer.mlp_norm, b, (adapted, index, "down"))
+
+    def _adapt(self, adapted: Adapted, index: int, name: str, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add to a layer's output what the adapters of rows make of its input; rows without one are left alone."""
+        if adapted is not None:
+            adapters, rows = adapted
+            adapters.add(index, name, x, rows, out, self._ops)
 
     def _add_experts(self, weights: ExpertWeights, layer: LayerWeights, b: PassBuffers) -> None:
         """Add what a layer's experts say, the sum of the ranks' parts, to the residual stream."""
@@ -223,14 +243,17 @@ class GpuForward:
         self._group.all_gather(b.parts, b.part)
         ops.rank_sum(b.parts, b.x, b.x)
 
-    def _gate(self, layer: LayerWeights, b: PassBuffers, activated: torch.Tensor) -> None:
+    def _gate(self, layer: LayerWeights, b: PassBuffers, activated: torch.Tensor, adapted: Adapted, index: int) -> None:
+        """The gate is applied to float32 sums: by the layer itself, or, where adapters add to these, behind it."""
         ops, gelu = self._ops, self._config.form.activation == "gelu_tanh"
-        if layer.gate_up_bias is None and not gelu:
+        if layer.gate_up_bias is None and not gelu and adapted is None:
             ops.gated_linear(b.normed, layer.gate_up, activated)
             return
-        ops.linear(b.normed, layer.gate_up, b.gate_up, bias=layer.gate_up_bias)
+        gate_up = b.gate_up_of(layer.gate_up.shape[0])
+        ops.linear(b.normed, layer.gate_up, gate_up, bias=layer.gate_up_bias)
+        self._adapt(adapted, index, "gate_up", b.normed, gate_up)
         gate = ops.gelu_mul if gelu else ops.silu_mul
-        gate(b.gate_up, activated)
+        gate(gate_up, activated)
 
     def _attend(
         self,
@@ -318,14 +341,17 @@ class GpuForward:
         bias: torch.Tensor | None,
         norm: torch.Tensor | None,
         b: PassBuffers,
+        adapted: tuple[Adapted, int, str],
     ) -> None:
-        """Add a layer's output, the sum of the ranks' parts, to the residual stream."""
+        """Add a layer's output, the sum of the ranks' parts, to the residual stream. `adapted`: as of `_adapt`."""
         ops, eps = self._ops, self._config.rms_norm_eps
         if self._group is None:
             if norm is None:
                 ops.linear(x, weight, b.x, bias=bias, residual=b.x)
+                self._adapt(*adapted, x, b.x)
             else:
                 ops.linear(x, weight, b.branch, bias=bias)
+                self._adapt(*adapted, x, b.branch)
                 ops.add_branch(b.branch, b.x, eps, norm=norm)
             return
         ops.linear(x, weight, b.part)

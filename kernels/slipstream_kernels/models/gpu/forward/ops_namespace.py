@@ -36,6 +36,7 @@ from slipstream_kernels.ops.gpu import (
 )
 from slipstream_kernels.ops.gpu.experts import combine_experts, expert_linear, group_rows, route_experts
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
+from slipstream_kernels.ops.gpu.lora import adapter_rows, expand, shrink
 from slipstream_kernels.ops.gpu.packed.any_linear import Choice, any_gated_linear, any_linear, any_rotary_linear, never
 from slipstream_kernels.ops.gpu.packed.decode_weight import decode_weight, decode_weight_reference
 from slipstream_kernels.ops.gpu.packed.packed_linear import decodes_in_registers
@@ -60,7 +61,9 @@ class Ops:
     count_splits: Op
     embed: Op
     expert_linear: Op
+    expand: Op
     gated_linear: Op
+    gather_adapter_rows: Op
     gelu_mul: Op
     group_rows: Op
     hand_trees: Op
@@ -74,6 +77,7 @@ class Ops:
     rotary_write: Op
     route_experts: Op
     sample: Op
+    shrink: Op
     silu_mul: Op
     soft_cap: Op
     tail_attention: Op
@@ -95,7 +99,9 @@ def kernels() -> Ops:
         count_splits=outcome_select.count_splits,
         embed=embedding.embed,
         expert_linear=expert_linear.expert_linear,
+        expand=expand.expand,
         gated_linear=linear.gated_linear,
+        gather_adapter_rows=adapter_rows.gather_adapter_rows,
         gelu_mul=gelu_mul.gelu_mul,
         group_rows=group_rows.group_rows,
         hand_trees=tree_handover.hand_trees,
@@ -109,6 +115,7 @@ def kernels() -> Ops:
         rotary_write=rotary.rotary_write,
         route_experts=route_experts.route_experts,
         sample=sampling.sample,
+        shrink=shrink.shrink,
         silu_mul=silu_mul.silu_mul,
         soft_cap=soft_cap.soft_cap,
         tail_attention=tail_attention.tail_attention,
@@ -132,7 +139,9 @@ def twins() -> Ops:
         count_splits=outcome_select.count_splits_reference,
         embed=embedding.embed_reference,
         expert_linear=expert_linear.expert_linear_reference,
+        expand=expand.expand_reference,
         gated_linear=linear.gated_linear_reference,
+        gather_adapter_rows=adapter_rows.gather_adapter_rows_reference,
         gelu_mul=gelu_mul.gelu_mul_reference,
         group_rows=group_rows.group_rows_reference,
         hand_trees=tree_handover.hand_trees_reference,
@@ -146,6 +155,7 @@ def twins() -> Ops:
         rotary_write=rotary.rotary_write_reference,
         route_experts=route_experts.route_experts_reference,
         sample=sampling.sample_reference,
+        shrink=shrink.shrink_reference,
         silu_mul=silu_mul.silu_mul_reference,
         soft_cap=soft_cap.soft_cap_reference,
         tail_attention=tail_attention.tail_attention_reference,

@@ -34,7 +34,8 @@ class PassBuffers:
     attended: torch.Tensor
     """[rows, heads, head_dim]"""
     gate_up: torch.Tensor
-    """[rows, 2 intermediate] in the order of ops/gpu/gate_up.py, where a gate is not applied to the sums at once"""
+    """[rows, 2 intermediate] in the order of ops/gpu/gate_up.py, where a gate is not applied to the sums at once; in
+    float32, as the sums are, where that is for the sake of adapters"""
     branch: torch.Tensor
     """[rows, hidden], what a layer adds to the residual stream, where it is not added at once"""
     activated: torch.Tensor
@@ -79,6 +80,11 @@ class PassBuffers:
         """[rows, width] at the start of `activated`, contiguous: of a layer that may be narrower than others."""
         rows = len(self.activated)
         return self.activated.view(-1)[: rows * width].view(rows, width)
+
+    def gate_up_of(self, width: int) -> torch.Tensor:
+        """[rows, width] at the start of `gate_up`, as `activated_of`."""
+        rows = len(self.gate_up)
+        return self.gate_up.view(-1)[: rows * width].view(rows, width)
 
 
 class BufferPool:
@@ -152,7 +158,8 @@ class BufferPool:
         ranks = shard.size if shard.size > 1 else 0
         part_rows, part_logits = (rows, logits) if ranks else (0, 0)
         form = config.form
-        gated_rows = rows if form.mlp_bias or form.activation != "silu" else 0
+        rounds = form.mlp_bias or form.activation != "silu"
+        gated_rows = rows if rounds or self._limits.adapters else 0
         branch_rows = rows if form.branch_norms or (ranks and (form.output_bias or form.mlp_bias)) else 0
         shared_rows = rows if form.experts is not None and form.experts.shared_size else 0
         heads = (rows, shard.heads, config.head_dim)
@@ -163,7 +170,7 @@ class BufferPool:
             "qkv": ((rows, shard.qkv_size), bf16),
             "q": (heads, bf16),
             "attended": (heads, bf16),
-            "gate_up": ((gated_rows, 2 * shard.widest_intermediate), bf16),
+            "gate_up": ((gated_rows, 2 * shard.widest_intermediate), bf16 if rounds else f32),
             "branch": ((branch_rows, hidden), bf16),
             "activated": ((rows, shard.widest_intermediate), bf16),
             "shared": ((shared_rows, hidden), f32),

@@ -44,7 +44,9 @@ class TpDriverModel(GpuModel):
         output_ids: Sequence[int] | None = None,
         bias: Sequence[tuple[int, float]] | None = None,
         end_ids: Sequence[int] | None = None,
+        adapter: int = -1,
     ) -> None:
+        assert adapter < 0, "ranks share no adapters"
         super().set_line(line, packed_params, prompt_ids=prompt_ids, output_ids=output_ids, bias=bias, end_ids=end_ids)
         self._line_changes.append(
             LineChange(

@@ -1,0 +1,138 @@
+"""The second product of an adapter, added to a layer's output: one chain along the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from slipstream_kernels.ops.gpu.gate_up import GROUP
+from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.linear_stream import chained_sums
+from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
+from slipstream_kernels.ops.gpu.lora.shrink import MATRIX_ROWS
+from slipstream_kernels.ops.gpu.rounding import rounded
+
+_STAGES, _WARPS = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandTiles:
+    """How a layer's outputs are cut: int32 `tiles` [n, 4]: first row of b and how many, part, first column of out.
+
+    A tile lies within one of the layer's parts, which stand one above the other in b. In out they do, too, or they take
+    turns in groups of eight, as gate and up do (ops/gpu/gate_up.py), where `grouped`.
+    """
+
+    tiles: torch.Tensor
+    grouped: bool
+
+    @classmethod
+    def of(cls, parts: Sequence[int], device: torch.device | str, *, grouped: bool = False) -> ExpandTiles:
+        """From the outputs of each part; two of equal size where `grouped`."""
+        tiles, start = [], 0
+        for part, outputs in enumerate(parts):
+            for first in range(0, outputs, MATRIX_ROWS):
+                column = first * len(parts) + part * GROUP if grouped else start + first
+                tiles.append((start + first, min(MATRIX_ROWS, outputs - first), part, column))
+            start += outputs
+        return cls(torch.tensor(tiles, dtype=torch.int32, device=device).reshape(-1, 4), grouped)
+
+    def columns(self, tile: torch.Tensor) -> torch.Tensor:
+        """Columns of out of one tile's rows, int64."""
+        index = torch.arange(int(tile[1]), device=tile.device)
+        return tile[3] + (index // GROUP * 2 * GROUP + index % GROUP if self.grouped else index)
+
+
+@triton.jit
+def _expand(
+    x: tl.tensor,
+    b: tl.tensor,
+    tiles: tl.tensor,
+    slots: tl.tensor,
+    placed: tl.tensor,
+    out: tl.tensor,
+    outputs: int,
+    x_stride: int,
+    out_stride: int,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUPED: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """One tile of outputs of one block of rows."""
+    release_next()
+    tile = tiles + tl.program_id(1) * 4
+    first, count, part, column = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    wait_for_previous()
+    block = tl.program_id(0)
+    slot = tl.load(slots + block)
+    if slot >= 0:
+        rows = tl.load(placed + block * SIZE + tl.arange(0, SIZE))
+        present = rows >= 0
+        index = tl.arange(0, ROWS)
+        own = index < count
+        b_at = b + (slot.to(tl.int64) * outputs + first + index) * RANK
+        x_at = x + rows.to(tl.int64)[:, None] * x_stride + part * RANK
+        sums = chained_sums(x_at, b_at, present[:, None], own[:, None], RANK, ROWS, SIZE, DEPTH, RANK % DEPTH == 0)
+        columns = column + index
+        if GROUPED:
+            columns = column + index // GROUP * (2 * GROUP) + index % GROUP
+        target = out + rows.to(tl.int64)[None, :] * out_stride + columns[:, None]
+        inside = own[:, None] & present[None, :]
+        sums += tl.load(target, mask=inside, other=0.0).to(tl.float32)
+        tl.store(target, rounded(sums, out.dtype.element_ty), mask=inside)
+
+
+def expand(x: torch.Tensor, b: torch.Tensor, tiles: ExpandTiles, rows: AdapterRows, out: torch.Tensor) -> None:
+    """out[row] += x[row, part] b[slot]^T of the rows in blocks, added in float32 and rounded; others are left alone.
+
+    bfloat16 x [any, parts * rank] and b [slots, outputs, rank], contiguous; out [any, outputs], bfloat16 or float32,
+    whose rows are contiguous. The rank is a multiple of 8.
+    """
+    outputs, rank = b.shape[1:]
+    assert rank % 8 == 0
+    assert out.stride(1) == 1
+    blocks, size = rows.rows.shape
+    launch(
+        _expand,
+        (blocks, len(tiles.tiles)),
+        x,
+        b,
+        tiles.tiles,
+        rows.slots,
+        rows.rows,
+        out,
+        outputs,
+        x.stride(0),
+        out.stride(0),
+        warps=_WARPS,
+        stages=_STAGES,
+        SIZE=size,
+        ROWS=MATRIX_ROWS,
+        RANK=rank,
+        DEPTH=max(16, min(64, triton.next_power_of_2(rank))),
+        GROUPED=tiles.grouped,
+        GROUP=GROUP,
+    )
+
+
+def expand_reference(
+    x: torch.Tensor, b: torch.Tensor, tiles: ExpandTiles, rows: AdapterRows, out: torch.Tensor
+) -> None:
+    """The same in torch, with float64 sums."""
+    rank = b.shape[2]
+    for slot, block in zip(rows.slots.tolist(), rows.rows, strict=True):
+        if slot < 0:
+            continue
+        own = block[block >= 0].long()
+        for tile in tiles.tiles:
+            first, count, part, _ = tile.tolist()
+            sums = x[own, part * rank : (part + 1) * rank].double() @ b[slot, first : first + count].double().T
+            columns = tiles.columns(tile)
+            out[own[:, None], columns] = (out[own[:, None], columns].float() + sums.float()).to(out.dtype)
