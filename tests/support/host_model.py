@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
@@ -37,6 +38,7 @@ class Line:
     output: list[int]
     bias: Sequence[tuple[int, float]]
     ends: Sequence[int]
+    adapter: int = -1
 
     def number(self, field: int) -> float:
         return float(self.params.view(np.float32)[field])
@@ -74,6 +76,7 @@ class HostModel:
         self.config = model.config
         self.limits = replace(limits, max_context=limits.max_context or model.config.max_context)
         self._model = model
+        model.reserve_adapters(limits.max_adapters)
         scratch = max(1, min(limits.step_nodes, limits.max_running * (limits.max_nodes - 1)))
         self._cache = model.new_cache(num_pages=limits.num_pages, page_size=limits.page_size, scratch_slots=scratch)
         width = -(-model.config.max_context // limits.page_size)
@@ -106,13 +109,23 @@ class HostModel:
         output_ids: Sequence[int] | None = None,
         bias: Sequence[tuple[int, float]] | None = None,
         end_ids: Sequence[int] | None = None,
+        adapter: int = -1,
     ) -> None:
         flags = packed_params[table.FLAGS]
         assert (prompt_ids is not None) == (output_ids is not None) == bool(flags & table.HAS_PENALTIES)
         assert (bias is not None) == bool(flags & table.HAS_BIAS)
         assert (end_ids is not None) == bool(flags & table.HAS_MIN_TOKENS)
-        new = Line(packed_params.copy(), tuple(prompt_ids or ()), list(output_ids or ()), bias or (), end_ids or ())
+        new = Line(
+            packed_params.copy(), tuple(prompt_ids or ()), list(output_ids or ()), bias or (), end_ids or (), adapter
+        )
         self._stream.append((None, lambda: self._lines.__setitem__(line, new)))
+
+    def write_adapter(self, slot: int, adapter: LoraAdapter) -> None:
+        packed = self._model.pack_adapter(adapter, slot)
+        self._stream.append((None, lambda: self._model.install_adapter(slot, packed)))
+
+    def free_adapter(self, slot: int) -> None:
+        self._stream.append((None, lambda: self._model.remove_adapter(slot)))
 
     def set_pages(self, line: int, start: int, pages: IntArray) -> None:
         copied = np.array(pages)
@@ -178,6 +191,7 @@ class HostModel:
             num_ancestors=np.array([len(path) for path in paths], dtype=np.int32),
             page_table=self._pages,
             logit_rows=plan.logit_rows,
+            adapters=np.array([self._lines[line].adapter for line in plan.lines.tolist()], dtype=np.int32),
         )
         ticket.logits = np.array(self._model.forward(self._cache, batch))
         if len(plan.scored):

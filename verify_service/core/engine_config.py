@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream_kernels.models.checkpoint.adapter.adapter_config import MOST_RANK
 from slipstream_kernels.token_tree import MAX_ROWS
 
 MAX_PAGE_SIZE = 64
+MAX_ADAPTERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class EngineConfig:
     enable speculation get what they ask for. `max_context` bounds prompt and output of a request together; 0 leaves
     that to the model. `feature_bytes` of hidden states are kept beside the KV pages at most, those of
     `feature_boundaries` always, others while a drafter asks for them. With `fair`, tenants share the engine by their
-    weights; else requests are served in order of arrival, whosesoever they are.
+    weights; else requests are served in order of arrival, whosesoever they are. `max_adapters` LoRA adapters, of ranks
+    up to `max_adapter_rank`, have room at a time.
     """
 
     num_pages: int
@@ -36,6 +39,8 @@ class EngineConfig:
     feature_bytes: int = 0
     feature_boundaries: tuple[int, ...] = ()
     fair: bool = True
+    max_adapters: int = 0
+    max_adapter_rank: int = 16
 
     def __post_init__(self) -> None:
         self._check("num_pages", 1, 2**31 // (MAX_PAGE_SIZE * 2))
@@ -47,6 +52,8 @@ class EngineConfig:
         self._check("prefill_chunk", 1, 2**16)
         self._check("max_context", 0, 2**31 - 1)
         self._check("feature_bytes", 0, 2**48)
+        self._check("max_adapters", 0, MAX_ADAPTERS)
+        self._check("max_adapter_rank", 1, MOST_RANK)
 
     def _check(self, field: str, low: int, high: int) -> None:
         value = getattr(self, field)

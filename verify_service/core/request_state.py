@@ -27,6 +27,8 @@ class RequestParameters:
     """Number of tokens, prompt included, at which the output ends for length."""
     tenant: str = ""
     """Whose share of the service the request counts to; "" where all tenants are served in order of arrival."""
+    adapter_slot: int = -1
+    """Where the model holds the request's LoRA adapter; -1: it has none."""
 
 
 @dataclass(slots=True, eq=False)

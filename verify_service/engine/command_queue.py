@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from slipstream.rpc.errors import SlipstreamError
 from verify_service.core.request import GenerationRequest, RequestKey
 from verify_service.core.request_state import RequestState
+from verify_service.engine.adapter_host import AdapterCommand
 from verify_service.grammar.request_grammar import RequestGrammar
 from verify_service.kv_cache.cache_events import TellCache
 
@@ -44,7 +45,7 @@ class Stop:
     """End the loop."""
 
 
-Command = GenerationRequest | CancelRequest | CancelSession | GrammarReady | TellCache | Drain | Stop
+Command = GenerationRequest | CancelRequest | CancelSession | GrammarReady | AdapterCommand | TellCache | Drain | Stop
 
 
 class CommandQueue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InternalError, SlipstreamError, UnavailableError
@@ -18,6 +18,8 @@ from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
+from verify_service.engine.adapter_host import AdapterHost, InstallAdapter, RemoveAdapter
+from verify_service.engine.attempt import attempt
 from verify_service.engine.command_queue import CancelRequest, CancelSession, CommandQueue, Drain, GrammarReady, Stop
 from verify_service.engine.drafter_updates import DrafterUpdates
 from verify_service.engine.grammar_gate import GrammarGate
@@ -80,8 +82,9 @@ class VerifyLoop:
         self._step_queue = StepQueue(self._engine, self._speculation)
         self._features = HiddenStateCapture(self._engine, self._memory.features, source, config.feature_boundaries)
         self._ahead = WorkAhead(self._engine, self._features)
-        eos = tuple(target.eos_token_ids)
-        admission = Admission(config, source, vocab_size=target.vocab_size, max_context=max_context, eos_token_ids=eos)
+        self.adapters = AdapterHost(self._engine, self._commands.put, config.max_adapters)
+        eos, loaded, vocab_size = tuple(target.eos_token_ids), self.adapters.loaded, target.vocab_size
+        admission = Admission(config, source, loaded, vocab_size=vocab_size, max_context=max_context, eos_token_ids=eos)
         self._states: dict[RequestKey, RequestState] = {}
         self._output_processor = OutputProcessor(self._engine, self._speculation)
         self._gate = GrammarGate(grammars, self._commands.put, most_waiting=config.max_queued)
@@ -140,6 +143,7 @@ class VerifyLoop:
         while self._receive():
             self._step()
             self._sink.tell_cached(self._memory.take_cache_events())
+        self.adapters.close()
         self._step_queue.drop()
 
     def _receive(self) -> bool:
@@ -157,6 +161,8 @@ class VerifyLoop:
                     self._leave([key], FinishReason.CANCELLED)
                 case CancelSession(session_id):
                     self._leave([key for key in self._states if key.session_id == session_id], FinishReason.CANCELLED)
+                case InstallAdapter() | RemoveAdapter():
+                    self.adapters.obey(command)
                 case TellCache(wanted):
                     self._memory.watch_cache(wanted=wanted)
                 case Drain():
@@ -165,6 +171,7 @@ class VerifyLoop:
                     self._leave(list(self._states), FinishReason.ERROR, UnavailableError("the service stops"))
                     self._deliver()
                     return False
+        self.adapters.free_unused(self._states.values())
         return True
 
     def _step(self) -> None:
@@ -213,18 +220,11 @@ class VerifyLoop:
         While a device drafts the step's trees clients are told; drafters are where the trees were promised.
         """
         if not promised and not_on_host(items):
-            self._attempt(self._deliver)
+            attempt(self._deliver)
         self._step_queue.read_trees()
         if promised:
-            self._attempt(self._tell_of_last_step)
+            attempt(self._tell_of_last_step)
         self._step_queue.enqueue_drafts()
-
-    @staticmethod
-    def _attempt(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception:  # noqa: BLE001 - the step is under way already
-            _log.exception("what was to be done behind the launch of a step failed")
 
     def _launch_ahead(self) -> None:
         """Start the step after the one under way with trees for the ways in which that may end, if most are there.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slipstream.generation_types import PositionLogprobs
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request_state import RequestState
@@ -46,6 +47,18 @@ class ModelRunner(Protocol[L]):
 
     def begin(self, state: RequestState) -> None:
         """A request takes row `state.kv.req_index` of the tables, from the next step launched on."""
+        ...
+
+    def pack_adapter(self, adapter: LoraAdapter, slot: int) -> Any:
+        """What `install_adapter` takes for a slot that is empty. May be called by any thread, beside steps."""
+        ...
+
+    def install_adapter(self, slot: int, packed: Any) -> None:
+        """Requests whose parameters name the slot have this adapter, from the next step launched on."""
+        ...
+
+    def remove_adapter(self, slot: int) -> None:
+        """Empty a slot that no request names any more."""
         ...
 
     @property

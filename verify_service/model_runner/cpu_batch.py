@@ -46,6 +46,7 @@ class CpuBatchBuilder:
         self._page_lines = np.zeros(rows, dtype=np.int32)
         self._prefix_lengths = np.zeros(rows, dtype=np.int32)
         self._num_ancestors = np.zeros(rows, dtype=np.int32)
+        self._adapters = np.zeros(rows, dtype=np.int32)
         self._ancestors = np.zeros(rows * max(1, config.max_nodes - 1), dtype=np.int32)
         self._count = np.arange(rows + 1, dtype=np.int32)
 
@@ -70,7 +71,19 @@ class CpuBatchBuilder:
                 row += len(item.tree)
                 scratch += len(item.tree)
             spans.append((root, row))
-        return self._cut(row, width, deciding, node_slots, spans)
+        return self._cut(row, width, deciding, node_slots, spans, self._adapter_rows(items))
+
+    def _adapter_rows(self, items: Sequence[ScheduledRequest]) -> IntArray:
+        """The slot of each row's adapter; nothing where no row has one."""
+        slots = [item.state.parameters.adapter_slot for item in items]
+        if all(slot < 0 for slot in slots):
+            return self._adapters[:0]
+        row = 0
+        for item, slot in zip(items, slots, strict=True):
+            end = row + item.count - 1 + item.num_rows
+            self._adapters[row:end] = slot
+            row = end
+        return self._adapters[:row]
 
     def _write_committed(self, item: ScheduledRequest, row: int) -> None:
         state, size = item.state, self._page_size
@@ -116,6 +129,7 @@ class CpuBatchBuilder:
         deciding: list[ScheduledRequest],
         node_slots: list[int],
         spans: list[tuple[int, int]],
+        adapters: IntArray,
     ) -> CpuBatch:
         if len(spans) == 1:
             logit_rows = self._count[spans[0][0] : spans[0][1]]
@@ -132,5 +146,6 @@ class CpuBatchBuilder:
             num_ancestors=self._num_ancestors[:rows],
             page_table=self._page_table,
             logit_rows=logit_rows,
+            adapters=adapters,
         )
         return CpuBatch(batch, deciding, self._page_lines[logit_rows], self._positions[logit_rows] + 1, node_slots)

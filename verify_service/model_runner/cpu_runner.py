@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from slipstream.generation_types import PositionLogprobs
 from slipstream_kernels.models.capture_layers import Capture, boundaries_of
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
+from slipstream_kernels.models.cpu.adapter_table import PackedAdapter
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from slipstream_kernels.ops.logit_mask import masked
@@ -71,6 +73,7 @@ class CpuModelRunner:
         self._cache = model.new_cache(
             num_pages=config.num_pages, page_size=config.page_size, scratch_slots=max(1, scratch_slots)
         )
+        model.reserve_adapters(config.max_adapters)
         self._page_size = config.page_size
         self._builder = CpuBatchBuilder(config, page_table.entries, self._cache.scratch_slot(0))
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
@@ -107,6 +110,15 @@ class CpuModelRunner:
 
     def begin(self, state: RequestState) -> None:
         self._sampling.begin(state)
+
+    def pack_adapter(self, adapter: LoraAdapter, slot: int) -> PackedAdapter:
+        return self._model.pack_adapter(adapter, slot)
+
+    def install_adapter(self, slot: int, packed: PackedAdapter) -> None:
+        self._model.install_adapter(slot, packed)
+
+    def remove_adapter(self, slot: int) -> None:
+        self._model.remove_adapter(slot)
 
     @property
     def feature_boundaries(self) -> Sequence[int]:

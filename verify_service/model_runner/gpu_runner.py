@@ -12,6 +12,7 @@ import numpy as np
 from slipstream.generation_types import PositionLogprobs
 from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from slipstream_kernels.models.gpu.batch.plan_kernels import committed_rows
 from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateCopies, HiddenStateCopy, no_copies
@@ -113,7 +114,17 @@ class GpuModelRunner:
             output_ids=state.tokens[state.prompt_length :] if penalised else None,
             bias=params.logit_bias or None,
             end_ids=sorted(ends) if ends else None,
+            adapter=state.parameters.adapter_slot,
         )
+
+    def pack_adapter(self, adapter: LoraAdapter, slot: int) -> None:
+        self._model.write_adapter(slot, adapter)
+
+    def install_adapter(self, slot: int, packed: None) -> None:
+        """The device has it already."""
+
+    def remove_adapter(self, slot: int) -> None:
+        self._model.free_adapter(slot)
 
     @property
     def feature_boundaries(self) -> Sequence[int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from slipstream.generation_types import SpeculationOptions
 from slipstream.rpc.errors import InvalidArgumentError
 from slipstream_kernels.token_tree import MAX_ROWS
+from verify_service.core.adapters import LoadedAdapters
 from verify_service.core.draft_source import DraftSource
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest
@@ -25,6 +26,7 @@ class Admission:
         self,
         config: EngineConfig,
         trees: DraftSource,
+        adapters: LoadedAdapters | None = None,
         *,
         vocab_size: int,
         max_context: int,
@@ -36,16 +38,21 @@ class Admission:
         self._max_context = max_context
         self._eos_token_ids = eos_token_ids
         self._room = config.num_pages * config.page_size
+        self._adapters = adapters or LoadedAdapters()
         self._tickets = 0
 
     def admit(self, request: GenerationRequest) -> RequestState:
         """The state of a request that may enter.
 
-        Raises InvalidArgumentError, naming field and limit, for one that can never be served.
+        Raises InvalidArgumentError, naming field and limit, for one that can never be served; NotFoundError or
+        FailedPreconditionError for one whose adapter is not loaded.
         """
         validate_sampling(request.sampling, vocab_size=self._vocab_size)
         self._check_tokens(request)
         self._check_names(request)
+        adapter = self._adapters.named(request.adapter_id)
+        if adapter is not None:
+            request = replace(request, adapter_id=adapter.id)
         limit = self._limit(request)
         self._check_memory(request, limit)
         params = request.sampling
@@ -66,6 +73,7 @@ class Admission:
                 stop_token_ids=stop_ids,
                 max_length=limit,
                 tenant=request.tenant if self._config.fair else "",
+                adapter_slot=-1 if adapter is None else adapter.slot,
             ),
             draft=DraftState(
                 proposer=proposer,
@@ -88,10 +96,6 @@ class Admission:
         size = len(request.tenant.encode(errors="replace"))
         if size > MAX_NAME_BYTES:
             raise InvalidArgumentError(f"tenant has {size} bytes, the limit is {MAX_NAME_BYTES}", field="tenant")
-        if request.adapter_id:
-            raise InvalidArgumentError(
-                f"adapter_id is {request.adapter_id[:80]!r}, but no adapters are loaded", field="adapter_id"
-            )
         check_range("choice_index", request.choice_index, 0, 2**32 - 1)
         if not LEAST_WEIGHT <= request.weight <= MOST_WEIGHT:
             raise InvalidArgumentError(

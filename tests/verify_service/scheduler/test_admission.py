@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from slipstream.generation_types import FinishReason, SpeculationOptions
-from slipstream.rpc.errors import InvalidArgumentError
+from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from support.verify_loop import PROPOSER, RandomTrees
+from verify_service.core.adapters import Adapter, LoadedAdapters
 from verify_service.core.draft_source import DraftSource, NoDrafts
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
@@ -65,7 +66,6 @@ def test_ignore_eos_keeps_stop_tokens() -> None:
         ({"tenant": "é" * 129}, "tenant", ["258", "256"]),
         ({"weight": 0.0}, "weight", ["0", "0.01", "100"]),
         ({"weight": float("nan")}, "weight", ["nan", "0.01"]),
-        ({"adapter_id": "a"}, "adapter_id", ["'a'", "no adapters are loaded"]),
         ({"choice_index": -1}, "choice_index", ["-1", "0"]),
         ({"speculation": SpeculationOptions(proposer="nobody")}, "speculation.proposer", ["'nobody'"]),
         ({"speculation": SpeculationOptions(max_nodes=65)}, "speculation.max_nodes", ["65", "64"]),
@@ -79,6 +79,25 @@ def test_refusals_name_field_and_limit(change: dict[str, object], field: str, fi
     assert refused.value.field == field
     for figure in figures:
         assert figure in refused.value.message
+
+
+def test_adapters_are_named_or_held_to_their_content() -> None:
+    adapters = LoadedAdapters()
+    adapters.add(Adapter("a", "a@11", slot=3, rank=8, path=""))
+    config = EngineConfig(num_pages=64, max_adapters=4)
+    desk = Admission(config, NoDrafts(), adapters, vocab_size=512, max_context=256, eos_token_ids=(EOS,))
+    assert desk.admit(REQUEST).parameters.adapter_slot == -1
+    for wanted in ("a", "a@11"):
+        state = desk.admit(replace(REQUEST, adapter_id=wanted, tenant="t"))
+        assert (state.parameters.adapter_slot, state.namespace) == (3, ("t", "a@11"))
+    with pytest.raises(NotFoundError, match="no adapter 'b' is loaded; loaded: 'a'") as refused:
+        desk.admit(replace(REQUEST, adapter_id="b"))
+    assert refused.value.field == "adapter_id"
+    with pytest.raises(FailedPreconditionError, match="holds other weights than the 'a@12'"):
+        desk.admit(replace(REQUEST, adapter_id="a@12"))
+    adapters.retire("a")
+    with pytest.raises(NotFoundError, match="loaded: none"):
+        desk.admit(replace(REQUEST, adapter_id="a"))
 
 
 def test_without_max_tokens_the_cache_may_end_the_output() -> None:
