@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -17,6 +17,7 @@ from gateway.core.request import (
     ProposerRefusal,
     ReportedProposer,
     Sampling,
+    ServedAdapter,
     ServiceState,
     StepOutput,
     VerifyInfo,
@@ -81,7 +82,13 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
         refusals=tuple(ProposerRefusal(entry.proposer, entry.reason) for entry in message.refusals),
         page_size=message.page_size if message.cache_events else 0,
         serving_seconds=message.serving_seconds,
+        adapters=read_adapters(message.adapters),
     )
+
+
+def read_adapters(adapters: Iterable[verify_pb2.Adapter]) -> tuple[ServedAdapter, ...]:
+    """LoRA adapters that a verify service has loaded."""
+    return tuple(ServedAdapter(each.name, each.id, each.rank) for each in adapters)
 
 
 def read_state(message: verify_pb2.GetStateResponse) -> ServiceState:
@@ -306,18 +313,23 @@ def write_token_ids(token_ids: Sequence[int]) -> bytes:
     return gateway_pb2.TokenizeResponse(token_ids=token_ids).SerializeToString()
 
 
-def write_models(infos: Sequence[VerifyInfo]) -> bytes:
-    """A ListModelsResponse: the models that can be asked for."""
-    response = gateway_pb2.ListModelsResponse(
-        models=[
-            gateway_pb2.Model(
-                name=info.model_name,
-                max_context=info.max_context,
-                vocab_size=info.vocab_size,
-                proposers=[proposer.name for proposer in info.proposers],
-                default_proposer=info.default_proposer,
-            )
-            for info in infos
-        ]
+def write_models(info: VerifyInfo) -> bytes:
+    """A ListModelsResponse: the model, and its adapters."""
+    models = [_model(info), *(_model(info, adapter) for adapter in info.adapters)]
+    return gateway_pb2.ListModelsResponse(models=models).SerializeToString()
+
+
+def write_loaded(info: VerifyInfo, adapter: ServedAdapter) -> bytes:
+    """A LoadLoraAdapterResponse."""
+    return gateway_pb2.LoadLoraAdapterResponse(model=_model(info, adapter)).SerializeToString()
+
+
+def _model(info: VerifyInfo, adapter: ServedAdapter | None = None) -> gateway_pb2.Model:
+    return gateway_pb2.Model(
+        name=info.model_name if adapter is None else adapter.name,
+        max_context=info.max_context,
+        vocab_size=info.vocab_size,
+        proposers=[proposer.name for proposer in info.proposers],
+        default_proposer=info.default_proposer,
+        parent="" if adapter is None else info.model_name,
     )
-    return response.SerializeToString()

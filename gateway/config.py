@@ -120,6 +120,10 @@ class GatewaySettings(GatewayTransportSettings):
     """Whether callers, and so the page, may set which part of the requests each draft service takes where several are
     attached: none, to hand over to the others, or all, to take over. It changes speed and no token, for all tenants."""
 
+    allow_lora_updates: bool = False
+    """Whether callers may have the verify services load and unload LoRA adapters, from below the folder that their
+    --lora-dir names. Whoever may call may do so, for all tenants."""
+
     page: bool = True
     """Whether the page is served at `/`: a chat that shows the tree of each verify step. It uses this API alone."""
 

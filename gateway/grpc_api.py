@@ -45,6 +45,8 @@ class GatewayServicer:
             "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
             "ListModels": grpc.unary_unary_rpc_method_handler(self.list_models),
             "Tokenize": grpc.unary_unary_rpc_method_handler(self.tokenize),
+            "LoadLoraAdapter": grpc.unary_unary_rpc_method_handler(self.load_lora_adapter),
+            "UnloadLoraAdapter": grpc.unary_unary_rpc_method_handler(self.unload_lora_adapter),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
@@ -64,7 +66,25 @@ class GatewayServicer:
             self._authenticate(context)
             codec.check_size(data, min(self._most, _LIST_MODELS_BYTES))
             codec.read_request(gateway_pb2.ListModelsRequest, data)
-            return codec.write_models([await self._gateway.client.fetch_info()])
+            return codec.write_models(await self._gateway.client.fetch_info())
+
+    async def load_lora_adapter(self, data: bytes, context: Context) -> bytes:
+        """See the proto."""
+        async with self._answering(_access("LoadLoraAdapter", context), context):
+            self._authenticate(context)
+            codec.check_size(data, min(self._most, _LIST_MODELS_BYTES))
+            request = codec.read_request(gateway_pb2.LoadLoraAdapterRequest, data)
+            adapter = await self._gateway.load_adapter(request.name, request.path)
+            return codec.write_loaded(self._gateway.model(), adapter)
+
+    async def unload_lora_adapter(self, data: bytes, context: Context) -> bytes:
+        """See the proto."""
+        async with self._answering(_access("UnloadLoraAdapter", context), context):
+            self._authenticate(context)
+            codec.check_size(data, min(self._most, _LIST_MODELS_BYTES))
+            request = codec.read_request(gateway_pb2.UnloadLoraAdapterRequest, data)
+            await self._gateway.unload_adapter(request.name)
+            return gateway_pb2.UnloadLoraAdapterResponse().SerializeToString()
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """See the proto."""

@@ -22,7 +22,7 @@ from gateway.core.limits import (
     check_speculation,
     check_stop,
 )
-from gateway.core.request import ChoiceRequest, VerifyInfo
+from gateway.core.request import ChoiceRequest, ServedAdapter, VerifyInfo
 from gateway.core.sampling_defaults import completed, read_defaults
 from gateway.drafters.drafter_wait import DrafterWait
 from gateway.generation.generation import FieldNames, Generation, GenerationContext, Running
@@ -37,8 +37,9 @@ from gateway.text.in_process.small_requests import SmallRequests
 from gateway.text.pool import TextWorkers
 from gateway.text.prepared import Prepared, WorkerTask
 from gateway.tokens.tokenizer import Tokenizer
+from slipstream.adapter_names import check_adapter_name
 from slipstream.directory.client import open_directory
-from slipstream.rpc.errors import UnavailableError
+from slipstream.rpc.errors import InvalidArgumentError, PermissionDeniedError, UnavailableError
 from slipstream.tracing.opening import open_tracer
 from slipstream.tracing.tracer import Tracer
 
@@ -170,6 +171,25 @@ class Gateway:
         """Facts of the model served. UnavailableError while no requests are taken."""
         self.check_draining()
         return self.client.info
+
+    async def load_adapter(self, name: str, path: str) -> ServedAdapter:
+        """Have all verify services load a LoRA adapter. PermissionDeniedError unless the operator allows it."""
+        self._check_adapters_allowed()
+        info = self.model()
+        check_adapter_name(name, "name")
+        if name == info.model_name:
+            raise InvalidArgumentError(f"name is {name!r}, which is the model's own", field="name")
+        return await self.client.adapters.load(self.client.usable, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have all verify services let go of a LoRA adapter; see `load_adapter`."""
+        self._check_adapters_allowed()
+        self.model()
+        await self.client.adapters.unload(self.client.usable, name)
+
+    def _check_adapters_allowed(self) -> None:
+        if not self.settings.allow_lora_updates:
+            raise PermissionDeniedError("LoRA adapters are loaded and unloaded here only with --allow-lora-updates")
 
     async def prepare(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> Prepared:
         """Read a request and tokenise its prompts: here if that is cheap, else in a text worker.

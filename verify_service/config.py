@@ -14,8 +14,9 @@ from slipstream.settings import Names, Numbers
 from slipstream.transport_settings import TransportSettings
 from slipstream_kernels.draft_protocol.proposer_host import BOUNDARY_CHECK_MIB, HostLimits
 from slipstream_kernels.ipc.cuda_driver import gpu_uuids
+from slipstream_kernels.models.checkpoint.adapter.adapter_config import MOST_RANK
 from slipstream_kernels.token_tree import MAX_ROWS
-from verify_service.core.engine_config import MAX_PAGE_SIZE, EngineConfig
+from verify_service.core.engine_config import MAX_ADAPTERS, MAX_PAGE_SIZE, EngineConfig
 from verify_service.draft_link.attachment import TRANSPORTS
 from verify_service.draft_link.link_config import AUTO, LinkConfig
 
@@ -25,6 +26,8 @@ CPU_RUNNING, CUDA_RUNNING = 64, 256
 MAX_DEADLINE, DEADLINE_SHARE, CPU_REACH = 0.02, 0.25, 0.25
 """Seconds that a step waits for trees at most, the share of a plain step, and seconds that slow drafters are waited for
 on a CPU, where the operator says nothing."""
+SPARE_LORAS = 8
+"""Adapters that can be loaded at run time where the operator says nothing."""
 SPIN_SECONDS, GPU_SPIN_SECONDS = 30e-6, 2e-3
 """How long a step looks for its trees before it sleeps: while the GPU has nothing to do, no core is too dear."""
 
@@ -33,6 +36,15 @@ def _spoken(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names or len(set(names)) != len(names) or not set(names) <= set(TRANSPORTS):
         raise ValueError(f"must be some of {', '.join(TRANSPORTS)}, each once")
     return names
+
+
+def _named_folders(modules: tuple[str, ...]) -> tuple[str, ...]:
+    names = [module.partition("=")[0] for module in modules]
+    if not all(name and folder for name, _, folder in (module.partition("=") for module in modules)):
+        raise ValueError("must be NAME=DIR, of each adapter")
+    if len(set(names)) < len(names):
+        raise ValueError("names an adapter twice")
+    return modules
 
 
 class VerifySettings(TransportSettings):
@@ -172,6 +184,25 @@ class VerifySettings(TransportSettings):
     gpu_memory_utilization: float = Field(
         default=0.9, gt=0.0, le=1.0, description="Share of the GPU's memory that weights, KV and all else may take"
     )
+    lora_modules: Annotated[Names, AfterValidator(_named_folders)] = Field(
+        default=(),
+        description="LoRA adapters to serve beside the model: NAME=DIR, a folder of PEFT; repeat the flag or separate "
+        "by commas",
+    )
+    lora_dir: Path | None = Field(
+        default=None,
+        description="Folder below which adapters may be loaded while the service runs; default: none may",
+    )
+    max_loras: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_ADAPTERS,
+        description=f"Adapters that can be loaded at a time; 0: those of --lora-modules, and {SPARE_LORAS} more with "
+        "--lora-dir",
+    )
+    max_lora_rank: int = Field(
+        default=16, ge=1, le=MOST_RANK, description="Largest rank of an adapter; a GPU has room for it in every slot"
+    )
     attach_token: SecretStr = Field(
         default=SecretStr(""), description="Secret that draft services beyond loopback must present"
     )
@@ -260,6 +291,27 @@ class VerifySettings(TransportSettings):
             )
         return self
 
+    @property
+    def adapters(self) -> tuple[tuple[str, Path], ...]:
+        """Name and folder of each adapter of the command line."""
+        split = (each.partition("=") for each in self.lora_modules)
+        return tuple((name, Path(folder)) for name, _, folder in split)
+
+    @property
+    def adapter_slots(self) -> int:
+        """How many adapters can be loaded at a time."""
+        return self.max_loras or len(self.lora_modules) + (SPARE_LORAS if self.lora_dir else 0)
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if len(self.lora_modules) > self.adapter_slots:
+            raise ValueError(f"--lora-modules names {len(self.lora_modules)} adapters, --max-loras is {self.max_loras}")
+        if self.adapter_slots and self.tensor_parallel_size > 1:
+            raise ValueError("LoRA adapters need --tensor-parallel-size 1")
+        if self.lora_dir is not None and not self.lora_dir.is_dir():
+            raise ValueError(f"--lora-dir: there is no folder {self.lora_dir}")
+        return self
+
     @model_validator(mode="after")
     def _check_device(self) -> Self:
         if self.on_cpu and self.mode == "fast":
@@ -291,6 +343,8 @@ class VerifySettings(TransportSettings):
             feature_bytes=self.feature_bytes,
             feature_boundaries=self.feature_boundaries,
             fair=self.scheduling == "fair",
+            max_adapters=self.adapter_slots,
+            max_adapter_rank=self.max_lora_rank,
         )
 
     @property

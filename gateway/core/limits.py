@@ -62,6 +62,8 @@ MAX_STOP_TOKENS: Final = 128
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_LENGTH: Final = 256
 MAX_NAME_BYTES: Final = 256
+_MOST_NAMED: Final = 16
+"""Adapters that an error names."""
 _MOST_REPEATED: Final = 200
 """Characters of a caller's text that an error repeats."""
 
@@ -145,9 +147,37 @@ class UnknownModelError(NotFoundError):
 
 
 def check_model(name: str, info: VerifyInfo) -> None:
-    """Raise UnknownModelError unless `name` is that of the model served, or empty: the only one."""
-    if name not in ("", info.model_name):
-        raise UnknownModelError(f"unknown model {shortened(name)!r}; {info.model_name!r} is served", field="model")
+    """Raise UnknownModelError unless `name` is that of the model served, or of an adapter, or empty: the model."""
+    adapter_of(name, info)
+
+
+def adapter_of(name: str, info: VerifyInfo) -> str:
+    """The id of the adapter that `name` chooses in the place of a model's; "" for the model itself.
+
+    Raises UnknownModelError.
+    """
+    if name in ("", info.model_name):
+        return ""
+    adapter = info.adapter(name)
+    if adapter is None:
+        served = ", ".join(map(repr, (info.model_name, *(each.name for each in info.adapters[:_MOST_NAMED]))))
+        verb = "are" if info.adapters else "is"
+        raise UnknownModelError(f"unknown model {shortened(name)!r}; {served} {verb} served", field="model")
+    return adapter.id
+
+
+def chosen_adapter(name_or_id: str, model: str, info: VerifyInfo) -> str:
+    """The id of the adapter that a field of its own names, or else a model's name as of `adapter_of`.
+
+    Raises NotFoundError, and UnknownModelError for the model.
+    """
+    named = adapter_of(model, info)
+    if not name_or_id:
+        return named
+    adapter = info.adapter(name_or_id)
+    if adapter is None:
+        raise NotFoundError(f"no adapter {shortened(name_or_id)!r} is loaded", field="adapter_id")
+    return adapter.id
 
 
 def shortened(text: str) -> str:

@@ -145,6 +145,15 @@ class ServiceState:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """A LoRA adapter that a verify service has loaded. `id` is its name and what its content hashes to."""
+
+    name: str
+    id: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyInfo:
     """Facts about the model that a verify service stated."""
 
@@ -166,11 +175,16 @@ class VerifyInfo:
     """Whether the gateway has it tell of its prefix cache, so that prompts are to be hashed."""
     serving_seconds: float = 0.0
     """For how long the service had taken requests as it stated them."""
+    adapters: tuple[ServedAdapter, ...] = ()
 
     @property
     def exact(self) -> bool:
         """Whether a token depends on its request alone."""
         return "exact" in self.build
+
+    def adapter(self, name_or_id: str) -> ServedAdapter | None:
+        """The adapter of a name or an id, where the service has it."""
+        return next((each for each in self.adapters if name_or_id in (each.name, each.id)), None)
 
     def continues(self, other: VerifyInfo) -> bool:
         """Whether this service decides the very tokens that the other one would."""

@@ -16,21 +16,29 @@ from starlette.responses import Response
 
 from gateway.access.access_log import Access, access_of
 from gateway.core import request_id
-from gateway.core.limits import UnknownModelError
-from gateway.core.request import ChoiceRequest, VerifyInfo
+from gateway.core.limits import adapter_of
+from gateway.core.request import ChoiceRequest, ServedAdapter, VerifyInfo
 from gateway.drafters import drafter_share
 from gateway.drafters.missing_proposers import missing_proposers
 from gateway.drafters.service_report import service_reports
 from gateway.http.errors import error_response, plain_error, unknown_path
 from gateway.http.openapi_document import API_RESPONSES, PROBE_RESPONSES, describe
 from gateway.http.response import EventStreamResponse, WholeResponse
+from gateway.openai.adapter_schema import (
+    LOAD_PATH,
+    MOST_ADAPTER_BYTES,
+    UNLOAD_PATH,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+)
 from gateway.openai.chat_output import ChatShape
 from gateway.openai.output import CompletionShape, OutputOptions, OutputWriter, Shape
-from gateway.openai.types import ModelEntry, ModelList, Readiness, Services, ShareSet
+from gateway.openai.types import AdapterUnloaded, ModelEntry, ModelList, Readiness, Services, ShareSet
 from gateway.service import READY, Gateway
 from gateway.text.body import read_body
 from gateway.text.prepared import Prepared, WorkerTask
 from gateway.web.page import page_routes
+from slipstream.adapter_names import adapter_name
 from slipstream.rpc.errors import CancelledError, PayloadTooLargeError, PermissionDeniedError, SlipstreamError
 
 _DISCARDED_BODIES: Final = 16
@@ -47,6 +55,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_api_route("/services/share", api.share, methods=["POST"], responses=API_RESPONSES["share"])
     app.add_api_route("/v1/completions", api.complete, methods=["POST"], responses=API_RESPONSES["completions"])
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], responses=API_RESPONSES["chat"])
+    app.add_api_route(LOAD_PATH, api.load_adapter, methods=["POST"], responses=API_RESPONSES["load"])
+    app.add_api_route(UNLOAD_PATH, api.unload_adapter, methods=["POST"], responses=API_RESPONSES["unload"])
     app.add_api_route("/tokenize", api.tokenize, methods=["POST"], responses=API_RESPONSES["tokenize"])
     app.add_api_route("/detokenize", api.detokenize, methods=["POST"], responses=API_RESPONSES["detokenize"])
     app.add_api_route("/version", api.version, responses=PROBE_RESPONSES["version"])
@@ -77,16 +87,36 @@ class OpenAiApi:
     async def list_models(self, request: Request) -> Response:
         """The models that can be asked for."""
         self._authenticate(request)
-        body: ModelList = {"object": "list", "data": [_model_entry(await self._gateway.client.fetch_info())]}
+        info = await self._gateway.client.fetch_info()
+        body: ModelList = {
+            "object": "list",
+            "data": [_model_entry(info), *(_model_entry(info, adapter) for adapter in info.adapters)],
+        }
         return _json(body)
 
     async def get_model(self, model: str, request: Request) -> Response:
         """One model."""
         self._authenticate(request)
         info = await self._gateway.client.fetch_info()
-        if model != info.model_name:
-            raise UnknownModelError(f"unknown model {model!r}; {info.model_name!r} is served", field="model")
-        return _json(_model_entry(info))
+        adapter = info.adapter(adapter_of(model or "/", info))
+        return _json(_model_entry(info, adapter))
+
+    async def load_adapter(self, request: Request) -> Response:
+        """Load a LoRA adapter, where the operator allows it."""
+        self._authenticate(request)
+        raw = await _read_body(request, MOST_ADAPTER_BYTES)
+        wish, _ = read_body(raw, LoadAdapterRequest)
+        adapter = await self._gateway.load_adapter(wish.lora_name, wish.lora_path)
+        return _json(_model_entry(self._gateway.model(), adapter))
+
+    async def unload_adapter(self, request: Request) -> Response:
+        """Unload a LoRA adapter once the requests that use it have ended, where the operator allows it."""
+        self._authenticate(request)
+        raw = await _read_body(request, MOST_ADAPTER_BYTES)
+        wish, _ = read_body(raw, UnloadAdapterRequest)
+        await self._gateway.unload_adapter(wish.lora_name)
+        body: AdapterUnloaded = {"unloaded": wish.lora_name}
+        return _json(body)
 
     async def services(self, request: Request) -> Response:
         """The verify services, what drafts for them, and what /ready says, with status 200 at all times."""
@@ -193,6 +223,7 @@ class OpenAiApi:
                 speculation=request.speculation,
                 stop=request.stop,
                 tenant=request.tenant if tenant is None else tenant,
+                adapter_id=request.adapter_id,
                 choice_index=choice,
                 context=access.span.context,
                 prompt_wire=wire,
@@ -207,7 +238,7 @@ class OpenAiApi:
             choice_requests, info, prompt_field=request.prompt_field, grammar_field=request.grammar_field
         )
         options = OutputOptions(
-            model=info.model_name,
+            model=adapter_name(request.adapter_id) or info.model_name,
             fingerprint=info.fingerprint,
             logprobs=request.sampling.logprobs is not None,
             return_token_ids=request.return_token_ids,
@@ -248,12 +279,13 @@ def _json(body: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 
-def _model_entry(info: VerifyInfo) -> ModelEntry:
+def _model_entry(info: VerifyInfo, adapter: ServedAdapter | None = None) -> ModelEntry:
     return {
-        "id": info.model_name,
+        "id": info.model_name if adapter is None else adapter.name,
         "object": "model",
         "created": 0,
         "owned_by": "slipstream",
+        "parent": None if adapter is None else info.model_name,
         "max_model_len": info.max_context,
         "proposers": [proposer.name for proposer in info.proposers],
         "default_proposer": info.default_proposer or None,

@@ -10,9 +10,11 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from gateway.drafters.drafter_share import ShareRequest
+from gateway.openai.adapter_schema import LOAD_PATH, UNLOAD_PATH, LoadAdapterRequest, UnloadAdapterRequest
 from gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from gateway.openai.tokenize_schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.types import (
+    AdapterUnloaded,
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
@@ -70,6 +72,8 @@ API_RESPONSES: Final[dict[str, Responses]] = {
     "model": _responses(ModelEntry, 400, 401, 403, 404, 500, 503, 504),
     "services": _responses(Services, 400, 401, 403, 500),
     "share": _responses(ShareSet, *_REASONS),
+    "load": _responses(ModelEntry, *_REASONS),
+    "unload": _responses(AdapterUnloaded, *_REASONS),
     "completions": _responses(Completion, *_REASONS, events=True),
     "chat": _responses(ChatCompletion, *_REASONS, events=True),
     "tokenize": _responses(Tokens, *_REASONS),
@@ -89,6 +93,8 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     "/services/share": ShareRequest,
+    LOAD_PATH: LoadAdapterRequest,
+    UNLOAD_PATH: UnloadAdapterRequest,
 }
 
 

@@ -268,12 +268,13 @@ class Completion(Head):
 
 
 class ModelEntry(TypedDict):
-    """A model. All from max_model_len on is an extension."""
+    """A model, or a LoRA adapter of the model `parent`. All from max_model_len on is an extension."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    parent: str | None
     max_model_len: int
     proposers: list[str]
     default_proposer: str | None
@@ -379,6 +380,12 @@ class ShareSet(TypedDict):
     """Answer of /services/share: the share that the draft service has taken note of."""
 
     share: float
+
+
+class AdapterUnloaded(TypedDict):
+    """Answer of /v1/unload_lora_adapter: the adapter that went."""
+
+    unloaded: str
 
 
 class Readiness(Health):

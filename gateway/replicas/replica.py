@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import grpc
 
 from gateway import codec
-from gateway.core.request import ServiceState, VerifyInfo
+from gateway.core.request import ServedAdapter, ServiceState, VerifyInfo
 from gateway.replicas.away_report import AwayReport
 from gateway.replicas.batch_queue import BatchQueue
 from gateway.replicas.prompt_prefix import PromptPrefix
@@ -28,12 +28,21 @@ _log = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS: Final = 0.1
 LAST_RETRY_SECONDS: Final = 1.0
 
+ADAPTER_SECONDS: Final = 120.0
+"""How long a service may take to load a LoRA adapter."""
+LEAVING_SECONDS: Final = 3600.0
+"""How long the requests that use an adapter may run on once it is to go."""
+
 SESSION: Final = "/slipstream.v1.VerifyService/Session"
 """The method, which is called with messages that have been encoded: choices share the bytes of their prompt."""
 
 
 class Owner(Protocol):
     """Who uses replicas."""
+
+    async def bring_up(self, replica: Replica, info: VerifyInfo) -> VerifyInfo:
+        """A replica that tells `info` is about to be ready; what it tells once it has all that it is to have."""
+        ...
 
     def on_ready(self, replica: Replica) -> None:
         """A replica can be sent streams."""
@@ -150,11 +159,28 @@ class Replica:
         """What the service does at the moment. UnavailableError and others of the table."""
         return codec.read_state(await self._ask("GetState", verify_pb2.GetStateRequest()))
 
-    async def _ask(self, method: str, request: Any) -> Any:
+    async def load_adapter(self, name: str, path: str) -> ServedAdapter:
+        """Have the service load a LoRA adapter; requests may name it then. Errors as of LoadAdapter in verify.proto."""
+        request = verify_pb2.LoadAdapterRequest(name=name, path=path)
+        response = await self._ask("LoadAdapter", request, ADAPTER_SECONDS)
+        (adapter,) = codec.read_adapters([response.adapter])
+        if self.info is not None:
+            others = (each for each in self.info.adapters if each.name != name)
+            self.info = replace(self.info, adapters=(*others, adapter))
+        return adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Send no more requests that name an adapter, and wait until the service has let go of it."""
+        if self.info is not None:
+            kept = tuple(each for each in self.info.adapters if each.name != name)
+            self.info = replace(self.info, adapters=kept)
+        await self._ask("UnloadAdapter", verify_pb2.UnloadAdapterRequest(name=name), LEAVING_SECONDS)
+
+    async def _ask(self, method: str, request: Any, seconds: float | None = None) -> Any:
         if self._stub is None:
             raise UnavailableError(f"no verify service answers at {self.address}")
         try:
-            return await getattr(self._stub, method)(request, timeout=self._timeout)
+            return await getattr(self._stub, method)(request, timeout=seconds or self._timeout)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
@@ -192,7 +218,8 @@ class Replica:
             try:
                 await self._await_acceptance(call)
                 # Facts asked for later are those of the process behind the session: without it the session breaks.
-                self.info, self._refusing, self._yielded = await self.fetch_info(), False, False
+                info = await self._owner.bring_up(self, await self.fetch_info())
+                self.info, self._refusing, self._yielded = info, False, False
                 _log.info("verify service %s serves %s", self.address, self.info.model_name)
                 self._owner.on_ready(self)
                 await self._read(call)
@@ -228,6 +255,8 @@ class Replica:
         streams = self._streams
         if response.HasField("cache"):
             self._learn(response.cache)
+        if response.HasField("adapters") and self.info is not None:
+            self.info = replace(self.info, adapters=codec.read_adapters(response.adapters.adapters))
         for request_id in response.started:
             if (stream := streams.get(request_id)) is not None:
                 stream.begun = True

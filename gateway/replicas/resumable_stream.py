@@ -74,10 +74,16 @@ class ResumableStream:
         return bool(self.received) or self.scored > 1
 
     def fits(self, info: VerifyInfo) -> bool:
-        """Return whether a service can continue it: the same model, and the same build once bound."""
+        """Return whether a service can continue it: the same model and adapter, and the same build once bound."""
+        if not self.is_adapted(info):
+            return False
         if self.origin is None:
             return True
         return info.continues(self.origin) if self.bound else info.fingerprint == self.origin.fingerprint
+
+    def is_adapted(self, info: VerifyInfo) -> bool:
+        """Return whether a service has loaded the request's adapter, if it has one."""
+        return not self.request.adapter_id or info.adapter(self.request.adapter_id) is not None
 
     def send(self, replica: Replica, request_id: int) -> None:
         """Note the submission to `replica`."""

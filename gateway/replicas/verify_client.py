@@ -12,6 +12,7 @@ from typing import Final
 
 from gateway.core.request import VerifyInfo
 from gateway.metrics import Metrics
+from gateway.replicas.adapter_updates import AdapterUpdates
 from gateway.replicas.parked_streams import ParkedStreams
 from gateway.replicas.quarantine import Entry, Quarantine
 from gateway.replicas.replica import Replica
@@ -57,7 +58,7 @@ class VerifyClient:
     """
 
     __slots__ = ("_again", "_away_since", "_closing", "_connect", "_deadlines", "_dropping", "_metrics", "_parked",
-                 "_quarantine", "_replicas", "_resume_seconds", "_router", "_served")  # fmt: skip
+                 "_quarantine", "_replicas", "_resume_seconds", "_router", "_served", "adapters")  # fmt: skip
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class VerifyClient:
         self._replicas = [self._connect(address) for address in addresses]
         self._dropping: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self.adapters = AdapterUpdates()
 
     async def start(self) -> None:
         """Connect to all replicas in the background."""
@@ -141,7 +143,8 @@ class VerifyClient:
         usable = self._usable()
         if self._served is None or not (usable or self._awaited()):
             raise _unreachable()
-        return (usable[0].info if usable else None) or self._served
+        infos = [replica.info for replica in usable if replica.info is not None]
+        return self.adapters.merged(infos) if infos else self._served
 
     @property
     def model_name(self) -> str:
@@ -172,7 +175,7 @@ class VerifyClient:
             raise
 
     def _submit(self, streams: Sequence[ResumableStream]) -> None:
-        usable = self._usable()
+        usable = [replica for replica in self._usable() if replica.info and streams[0].is_adapted(replica.info)]
         ranked, prompt = self._router.rank(streams[0].request, usable)
         replica = ranked[0] if ranked else None
         if replica is not None and self._is_open(replica, streams):
@@ -187,6 +190,15 @@ class VerifyClient:
         if not self._parked.discard(stream) and stream.replica is not None:
             stream.replica.cancel(stream)
         self._settle(stream)
+
+    async def bring_up(self, replica: Replica, info: VerifyInfo) -> VerifyInfo:
+        """See Owner."""
+        return await self.adapters.bring_up(replica, info)
+
+    @property
+    def usable(self) -> Sequence[Replica]:
+        """Those that new requests may go to."""
+        return self._usable()
 
     def on_ready(self, replica: Replica) -> None:
         """See Owner: what waited for the replica goes on."""

@@ -19,11 +19,13 @@ import orjson
 from gateway import codec
 from gateway.core.limits import (
     ContextLengthError,
+    adapter_of,
     check_choices,
     check_message_count,
     check_model,
     check_prompt_tokens,
     check_token_ids,
+    chosen_adapter,
 )
 from gateway.core.request import VerifyInfo
 from gateway.openai.messages import ChatMessage, call_arguments, content_length, for_template
@@ -141,7 +143,7 @@ class Jobs:
 
     def chat(self, body: ChatCompletionRequest, values: Values, info: VerifyInfo) -> Unchecked:
         """Prepare a chat."""
-        check_model(body.model, info)
+        adapter_id = adapter_of(body.model, info)
         check_choices(body.choices_per_prompt, self._max_choices)
         tools = [(body.tools or ())[index] for index in body.tool_policy.shown]
         written = self._write(body.messages, info, conversation(body, tools, values, self._template))
@@ -150,11 +152,12 @@ class Jobs:
         plan = answer_plan(body, values, written, model)
         prompt = self._tokenise(written, info, field="messages", add_special_tokens=False)
         wanted = None if plan.grammar is None else Wanted(plan.grammar, plan.field)
-        return _prepared(body, info, (prompt,), wanted=wanted, answer=plan.form), plan.checks
+        prepared = _prepared(body, info, (prompt,), adapter_id=adapter_id, wanted=wanted, answer=plan.form)
+        return prepared, plan.checks
 
     def complete(self, body: CompletionRequest, values: Values, info: VerifyInfo) -> Unchecked:
         """Prepare a plain completion."""
-        check_model(body.model, info)
+        adapter_id = adapter_of(body.model, info)
         prompts = body.prompts
         check_choices(len(prompts) * body.choices_per_prompt, self._max_choices)
         encoded = tuple(
@@ -171,11 +174,11 @@ class Jobs:
             )
         wanted = wanted_grammar(body, values)
         checks = () if wanted is None else (partial(checked, wanted, partial(self._grammar_tokens, info)),)
-        return _prepared(body, info, encoded, echoes, wanted=wanted), checks
+        return _prepared(body, info, encoded, echoes, adapter_id=adapter_id, wanted=wanted), checks
 
     def generate(self, request: gateway_pb2.GenerateRequest, info: VerifyInfo) -> Unchecked:
         """Prepare a request of the gRPC API."""
-        check_model(request.model, info)
+        adapter_id = chosen_adapter(request.adapter_id, request.model, info)
         prompt, field = self._prompt(request, info)
         sampling = codec.read_sampling(request.sampling)
         checks: tuple[Check, ...] = ()
@@ -192,7 +195,7 @@ class Jobs:
             speculation=read_speculation(request.speculation) if request.HasField("speculation") else None,
             stop=tuple(request.stop),
             tenant=request.tenant,
-            adapter_id=request.adapter_id,
+            adapter_id=adapter_id,
             choice_index=request.choice_index,
             grammar_wire=codec.write_grammar(sampling.grammar),
         )
@@ -352,6 +355,7 @@ def _prepared(
     prompts: tuple[array[int], ...],
     echoes: tuple[str, ...] = (),
     *,
+    adapter_id: str = "",
     wanted: Wanted | None = None,
     answer: AnswerForm | None = None,
 ) -> Prepared:
@@ -365,6 +369,7 @@ def _prepared(
         speculation=body.speculation_wish(),
         stop=body.stop_strings,
         tenant=body.user or "",
+        adapter_id=adapter_id,
         choices=body.choices_per_prompt,
         echoes=echoes,
         stream=bool(body.stream),

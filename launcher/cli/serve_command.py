@@ -114,6 +114,18 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="TOML file: [keys] from API key to tenant, [tenants.NAME] with weights."),
     ] = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lora-modules", "--lora", metavar="NAME=DIR", help="A LoRA adapter to serve; repeat it for more."
+        ),
+    ] = None,
+    lora_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder below which adapters may be loaded and unloaded over the APIs."),
+    ] = None,
+    max_loras: Annotated[int | None, typer.Option(help="Adapters loaded at a time.", min=0)] = None,
+    max_lora_rank: Annotated[int | None, typer.Option(help="Largest rank of an adapter. [default: 16]", min=1)] = None,
     verify_arg: Annotated[
         list[str] | None,
         typer.Option(metavar="ARG", help="Passed to the verify service, e.g. --verify-arg=--no-prefix-cache."),
@@ -225,6 +237,8 @@ def serve(
                 *_flags({"max-queued": max_queued, "num-pages": num_pages, "page-size": page_size}),
                 *_flags({"device": device, "tensor-parallel-size": tensor_parallel_size, "mode": mode}),
                 *_flags({"max-context": max_context, "metrics-names": metrics_names}),
+                *(part for module in lora_modules or () for part in ("--lora-modules", module)),
+                *_flags({"lora-dir": lora_dir, "max-loras": max_loras, "max-lora-rank": max_lora_rank}),
                 *_flags({"draft-deadline-ms": draft_deadline_ms, "inproc-threads": draft_threads}),
                 *metrics_flags(verify_arg or (), "SLIPSTREAM_VERIFY_METRICS_PORT", VERIFY_PORT, ports),
                 *(verify_arg or ()),
@@ -242,6 +256,7 @@ def serve(
                 *_flags({"generation-config": resolve_defaults(generation_config, folder)}),
                 *_flags({"metrics-names": metrics_names}),
                 *(() if access_log else ("--no-access-log",)),
+                *(() if lora_dir is None else ("--allow-lora-updates",)),
                 *_flags({"ssl-certfile": ssl_certfile, "ssl-keyfile": ssl_keyfile}),
                 *_flags({"ssl-ca-certs": ssl_ca_certs, "ssl-cert-reqs": ssl_cert_reqs}),
                 *(gateway_arg or ()),

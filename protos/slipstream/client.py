@@ -9,7 +9,7 @@
 
 Every method raises the errors of slipstream.rpc.errors. Generating has no deadline unless `timeout` (in seconds) is
 given: an output takes as long as it takes; keepalive finds a dead peer within 20 s, and an attempt to connect may take
-10 s. The other calls have 5 s.
+10 s. The other calls have 5 s, but adapters 120 s to come, and as long as it takes to go.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from slipstream.v1 import gateway_pb2, gateway_pb2_grpc
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 UNARY_TIMEOUT: Final = 5.0
 """Seconds for calls that generate nothing."""
+ADAPTER_TIMEOUT: Final = 120.0
+"""Seconds for reading an adapter."""
 
 
 def _tls(
@@ -132,6 +134,15 @@ class Client:
         """The models that can be asked for."""
         return client_codec.read_models(self._ask(self._stub.ListModels, gateway_pb2.ListModelsRequest(), timeout))
 
+    def load_lora_adapter(self, name: str, path: str, *, timeout: float = ADAPTER_TIMEOUT) -> Model:
+        """Have a LoRA adapter served, from a folder below the one that the operator named, where that is allowed."""
+        request = gateway_pb2.LoadLoraAdapterRequest(name=name, path=path)
+        return client_codec.read_model(self._ask(self._stub.LoadLoraAdapter, request, timeout).model)
+
+    def unload_lora_adapter(self, name: str, *, timeout: float | None = None) -> None:
+        """Have an adapter go, and wait until the requests that use it have ended."""
+        self._ask(self._stub.UnloadLoraAdapter, gateway_pb2.UnloadLoraAdapterRequest(name=name), timeout)
+
     def tokenize(
         self,
         prompt: str | None = None,
@@ -144,7 +155,7 @@ class Client:
         request = client_codec.write_tokenize(prompt, messages, model)
         return list(self._ask(self._stub.Tokenize, request, timeout).token_ids)
 
-    def _ask(self, method: Any, request: Any, timeout: float) -> Any:
+    def _ask(self, method: Any, request: Any, timeout: float | None) -> Any:
         try:
             return method(request, timeout=timeout)
         except grpc.RpcError as error:
@@ -241,6 +252,26 @@ class AsyncClient:
         message = await self._ask(self._stub.ListModels, gateway_pb2.ListModelsRequest(), timeout)
         return client_codec.read_models(message)
 
+    async def load_lora_adapter(
+        self,
+        name: str,
+        path: str,
+        *,
+        timeout: float = ADAPTER_TIMEOUT,  # noqa: ASYNC109  # the call's deadline, which the server sees
+    ) -> Model:
+        """See Client.load_lora_adapter."""
+        request = gateway_pb2.LoadLoraAdapterRequest(name=name, path=path)
+        return client_codec.read_model((await self._ask(self._stub.LoadLoraAdapter, request, timeout)).model)
+
+    async def unload_lora_adapter(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  # the call's deadline, which the server sees
+    ) -> None:
+        """See Client.unload_lora_adapter."""
+        await self._ask(self._stub.UnloadLoraAdapter, gateway_pb2.UnloadLoraAdapterRequest(name=name), timeout)
+
     async def tokenize(
         self,
         prompt: str | None = None,
@@ -253,7 +284,7 @@ class AsyncClient:
         request = client_codec.write_tokenize(prompt, messages, model)
         return list((await self._ask(self._stub.Tokenize, request, timeout)).token_ids)
 
-    async def _ask(self, method: Any, request: Any, deadline: float) -> Any:
+    async def _ask(self, method: Any, request: Any, deadline: float | None) -> Any:
         try:
             return await method(request, timeout=deadline)
         except grpc.RpcError as error:

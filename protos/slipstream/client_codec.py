@@ -127,13 +127,16 @@ def read_event(message: gateway_pb2.GenerateResponse) -> Event:
 
 def read_models(message: gateway_pb2.ListModelsResponse) -> list[Model]:
     """The models that can be asked for."""
-    return [
-        Model(
-            name=entry.name,
-            max_context=entry.max_context,
-            vocab_size=entry.vocab_size,
-            proposers=tuple(entry.proposers),
-            default_proposer=entry.default_proposer or None,
-        )
-        for entry in message.models
-    ]
+    return list(map(read_model, message.models))
+
+
+def read_model(entry: gateway_pb2.Model) -> Model:
+    """A model, or an adapter of one."""
+    return Model(
+        name=entry.name,
+        max_context=entry.max_context,
+        vocab_size=entry.vocab_size,
+        proposers=tuple(entry.proposers),
+        default_proposer=entry.default_proposer or None,
+        parent=entry.parent or None,
+    )

@@ -127,6 +127,8 @@ class Model:
     vocab_size: int
     proposers: tuple[str, ...] = field(default=())
     default_proposer: str | None = None
+    parent: str | None = None
+    """Of a LoRA adapter: the model that it is for."""
 
 
 def collect(events: Iterable[Event]) -> Completion:

@@ -52,6 +52,8 @@ OPERATIONS = [
     "POST /tokenize",
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/load_lora_adapter",
+    "POST /v1/unload_lora_adapter",
 ]
 
 

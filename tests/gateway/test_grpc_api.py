@@ -31,7 +31,7 @@ def stub(channel: grpc.Channel) -> Any:
 def test_generate_streams_one_message_a_step(stub: Any, verify: FakeVerify) -> None:
     verify.reset(tokens_per_step=4)
     request = gateway_pb2.GenerateRequest(
-        text="Hello é 東京!", sampling={"max_tokens": 10, "seed": 5, "logprobs": 1}, tenant="red", adapter_id="a"
+        text="Hello é 東京!", sampling={"max_tokens": 10, "seed": 5, "logprobs": 1}, tenant="red"
     )
     messages = list(stub.Generate(request))
     assert [len(message.token_ids) for message in messages] == [4, 4, 2]
@@ -47,7 +47,7 @@ def test_generate_streams_one_message_a_step(stub: Any, verify: FakeVerify) -> N
         prompt_tokens=12, completion_tokens=10, cached_tokens=3, verify_steps=3, drafted_tokens=12, accepted_tokens=7
     )
     assert messages[-1].timings.total == 0.25
-    assert (verify.seen.submits[0].tenant, verify.seen.submits[0].adapter_id) == ("red", "a")
+    assert (verify.seen.submits[0].tenant, verify.seen.submits[0].adapter_id) == ("red", "")
 
 
 def test_chat_and_token_ids_are_prompts_too(stub: Any, verify: FakeVerify) -> None:

@@ -72,12 +72,12 @@ def test_every_kind_of_prompt_and_option(client: Client, verify: FakeVerify) -> 
     ids = client.tokenize(messages=CHAT)
     assert client.generate(token_ids=ids).token_ids == chat.token_ids
     stopped = client.generate(
-        "one two", stop="two", logit_bias={5: -1.5}, tenant="red", adapter_id="a", choice_index=2, temperature=0,
+        "one two", stop="two", logit_bias={5: -1.5}, tenant="red", choice_index=2, temperature=0,
         speculation=SpeculationOptions(enabled=True, proposer="ngram", max_nodes=8), model="tiny",
     )  # fmt: skip
     assert (stopped.text, stopped.stop_string) == ("one ", "two")
     submit = verify.seen.submits[-1]
-    assert (submit.tenant, submit.adapter_id, submit.choice_index) == ("red", "a", 2)
+    assert (submit.tenant, submit.choice_index) == ("red", 2)
     assert (submit.speculation.enabled, submit.speculation.max_nodes) == (True, 8)
     assert not submit.speculation.HasField("max_depth")
     assert dict(submit.sampling.logit_bias) == {5: -1.5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from verify_service.draft_link.records import LinkFacts
 from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.server import verify_servicer as service
+from verify_service.server.adapter_loader import AdapterLoader
 from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.server_info import ServerInfo
 from verify_service.server.verify_servicer import Backend, VerifyServicer
@@ -35,9 +37,14 @@ class Served:
     """A verify service within this process, on a free port."""
 
     def __init__(
-        self, model: CausalLM, engine: EngineConfig, link: LinkConfig, boundaries: tuple[int, ...] = ()
+        self,
+        model: CausalLM,
+        engine: EngineConfig,
+        link: LinkConfig,
+        boundaries: tuple[int, ...] = (),
+        lora_dir: Path | None = None,
     ) -> None:
-        """`boundaries` are those that drafters may want states of."""
+        """`boundaries` are those that drafters may want states of; adapters are loaded from below `lora_dir`."""
         config = model.config
         self.registry = CollectorRegistry()
         metrics = VerifyMetrics(self.registry)
@@ -54,6 +61,10 @@ class Served:
             "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,
             engine.max_queued, config.eos_token_ids, "exact", "cpu", 16, engine.num_pages, 64, 1, "0",
         )  # fmt: skip
+        self.loop.adapters.on_change = self.verify.tell_adapters
+        self.adapters = AdapterLoader(
+            self.loop.adapters, config, model_name="tiny", folder=lora_dir, most_rank=engine.max_adapter_rank
+        )
         self.server = GrpcServer(
             host="127.0.0.1", port=0, services=[service.SERVICE, draft_servicer.SERVICE], register=self._register
         )
@@ -67,7 +78,7 @@ class Served:
     async def start(self) -> None:
         self.address = f"127.0.0.1:{await self.server.start()}"
         self.loop.start()
-        self.verify.backend = Backend(self.facts, self.loop, self.link)
+        self.verify.backend = Backend(self.facts, self.loop, self.link, self.adapters)
         self.draft.link = self.link
 
     async def drain(self, seconds: float) -> None:
@@ -79,9 +90,14 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    model: CausalLM, *, link: LinkConfig | None = None, boundaries: tuple[int, ...] = (), **engine: Any
+    model: CausalLM,
+    *,
+    link: LinkConfig | None = None,
+    boundaries: tuple[int, ...] = (),
+    lora_dir: Path | None = None,
+    **engine: Any,
 ) -> AsyncIterator[Served]:
-    one = Served(model, EngineConfig(**({"num_pages": 256} | engine)), link or LinkConfig(), boundaries)
+    one = Served(model, EngineConfig(**({"num_pages": 256} | engine)), link or LinkConfig(), boundaries, lora_dir)
     await one.start()
     try:
         yield one

@@ -20,6 +20,7 @@ from slipstream.generation_codec import (
 from slipstream.request_context import checked
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, codes_of
 from slipstream.v1 import sampling_pb2, verify_pb2
+from verify_service.core.adapters import Adapter
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.core.sampling_codec import decode_sampling
@@ -70,12 +71,17 @@ def _generation_request(submit: verify_pb2.Submit, session_id: int, arrival: flo
 
 
 def encode_outputs(
-    outputs: Sequence[StepOutput], started: Sequence[int] = (), cache: CacheReport | None = None
+    outputs: Sequence[StepOutput],
+    started: Sequence[int] = (),
+    cache: CacheReport | None = None,
+    adapters: Sequence[Adapter] | None = None,
 ) -> bytes:
-    """A SessionResponse; `started` are ids of requests."""
+    """A SessionResponse; `started` are ids of requests, `adapters` all that are loaded."""
     message = verify_pb2.SessionResponse(outputs=map(_output, outputs), started=started)
     if cache is not None:
         message.cache.CopyFrom(verify_pb2.CacheEvents(**cache._asdict()))
+    if adapters is not None:
+        message.adapters.CopyFrom(verify_pb2.AdapterList(adapters=map(_adapter, adapters)))
     return message.SerializeToString()
 
 
@@ -114,6 +120,37 @@ def _error(error: SlipstreamError) -> sampling_pb2.Error:
     return sampling_pb2.Error(code=code, message=error.message, field=error.field, retry_after=error.retry_after)
 
 
+def _adapter(adapter: Adapter) -> verify_pb2.Adapter:
+    return verify_pb2.Adapter(name=adapter.name, id=adapter.id, rank=adapter.rank, path=adapter.path)
+
+
+def decode_load(data: bytes) -> tuple[str, str]:
+    """Name and path of a LoadAdapterRequest. InvalidArgumentError if the bytes are none."""
+    try:
+        message = verify_pb2.LoadAdapterRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgumentError(f"not a LoadAdapterRequest: {error}") from error
+    return message.name, message.path
+
+
+def encode_loaded(adapter: Adapter) -> bytes:
+    """A LoadAdapterResponse."""
+    return verify_pb2.LoadAdapterResponse(adapter=_adapter(adapter)).SerializeToString()
+
+
+def decode_unload(data: bytes) -> str:
+    """The name of an UnloadAdapterRequest. InvalidArgumentError if the bytes are none."""
+    try:
+        return verify_pb2.UnloadAdapterRequest.FromString(data).name
+    except DecodeError as error:
+        raise InvalidArgumentError(f"not an UnloadAdapterRequest: {error}") from error
+
+
+def encode_unloaded() -> bytes:
+    """An UnloadAdapterResponse."""
+    return verify_pb2.UnloadAdapterResponse().SerializeToString()
+
+
 def encode_info(
     facts: ServerInfo,
     proposers: Sequence[ProposerStatus],
@@ -121,6 +158,7 @@ def encode_info(
     refusals: Sequence[Refusal] = (),
     serving_seconds: float = 0.0,
     preparing: Collection[str] = (),
+    adapters: Sequence[Adapter] = (),
 ) -> bytes:
     """A GetInfoResponse. `preparing` names attached proposers for which work ahead is not done."""
     return verify_pb2.GetInfoResponse(
@@ -148,6 +186,9 @@ def encode_info(
         refusals=[verify_pb2.ProposerRefusal(**asdict(refusal)) for refusal in refusals],
         serving_seconds=serving_seconds,
         cache_events=True,
+        adapters=map(_adapter, adapters),
+        max_adapters=facts.max_adapters,
+        max_adapter_rank=facts.max_adapter_rank,
     ).SerializeToString()
 
 

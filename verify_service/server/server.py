@@ -39,6 +39,7 @@ from verify_service.grammar.compiler import GrammarCompiler
 from verify_service.grammar.trials import GrammarTrials
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.server import verify_servicer as service
+from verify_service.server.adapter_loader import AdapterLoader
 from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.model_loader import Loaded, load
 from verify_service.server.server_info import ServerInfo
@@ -92,6 +93,7 @@ async def serve(settings: VerifySettings) -> None:
             hosts.append(await asyncio.to_thread(load_host, settings.inproc, settings.host_limits))
         loaded = await asyncio.to_thread(load, settings)
         backend = _start(settings, loaded, verify, metrics, hosts)
+        await asyncio.to_thread(backend.adapters.load_named, settings.adapters)
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked through while requests run
         gc.collect()  # full collections are as rare as the last one found objects: there are few from now on
@@ -154,12 +156,20 @@ def _start(
     engine = settings.engine_config(loaded.num_pages)
     grammars = _grammar_compiler(settings, loaded)
     loop = VerifyLoop(loaded.model, engine, link, Sink(verify.sink, verify.tell_started, verify.tell_cached), grammars)
+    loop.adapters.on_change = verify.tell_adapters
     metrics.watch(loop.state, link.state)
     end_with_thread(THREAD_NAME)
     loop.start()
     if settings.hang_seconds:
         Watchdog(settings.hang_seconds, lambda: loop.wait_idle(0), lambda: _progress(loop.state(), grammars)).start()
-    return Backend(_facts(settings, loaded), loop, link)
+    adapters = AdapterLoader(
+        loop.adapters,
+        config,
+        model_name=settings.served_name,
+        folder=settings.lora_dir,
+        most_rank=settings.max_lora_rank,
+    )
+    return Backend(_facts(settings, loaded), loop, link, adapters)
 
 
 def _grammar_compiler(settings: VerifySettings, loaded: Loaded) -> GrammarCompiler:
@@ -212,4 +222,6 @@ def _facts(settings: VerifySettings, loaded: Loaded) -> ServerInfo:
         attention="" if isinstance(loaded.model, CausalLM) else loaded.model.attention,
         tensor_parallel_size=settings.tensor_parallel_size,
         gpu_uuid=settings.gpu_uuid,
+        max_adapters=settings.adapter_slots,
+        max_adapter_rank=settings.max_lora_rank,
     )

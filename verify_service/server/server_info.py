@@ -28,3 +28,5 @@ class ServerInfo:
     attention: str = ""
     tensor_parallel_size: int = 1
     gpu_uuid: str = ""
+    max_adapters: int = 0
+    max_adapter_rank: int = 0

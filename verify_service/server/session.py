@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError
+from verify_service.core.adapters import Adapter
 from verify_service.core.request import StepOutput
 from verify_service.kv_cache.cache_events import CacheEvents
 from verify_service.server.cache_watch import CachedPages, CacheReport, CacheWatch
@@ -18,11 +19,16 @@ MAX_OUTPUTS = 256
 
 
 class Taken(NamedTuple):
-    """What one message carries; all empty at the end of a session."""
+    """What one message carries; nothing at the end of a session."""
 
     outputs: list[StepOutput]
     started: list[int]
     cache: CacheReport | None = None
+    adapters: tuple[Adapter, ...] | None = None
+
+    @property
+    def is_end(self) -> bool:
+        return not (self.outputs or self.started) and self.cache is None and self.adapters is None
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +44,8 @@ class Session:
     waiting: deque[StepOutput] = field(default_factory=deque)
     started: list[int] = field(default_factory=list)
     cache: CacheWatch | None = None
+    adapters: tuple[Adapter, ...] | None = None
+    """All that are loaded, where the client has to be told."""
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     sent: asyncio.Event = field(default_factory=asyncio.Event)
     half_closed: bool = False
@@ -77,6 +85,11 @@ class Session:
             self.cache.note(events)
             self.filled.set()
 
+    def tell_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        """Those that requests may name have changed."""
+        self.adapters = adapters
+        self.filled.set()
+
     def end(self, reason: SlipstreamError) -> None:
         """Let the stream fail with `reason` once all outputs have been sent."""
         self.ended = reason
@@ -88,13 +101,13 @@ class Session:
         self.filled.set()
 
     async def take(self) -> Taken:
-        """Wait for outputs, requests that start and news of the cache.
+        """Wait for outputs, requests that start, and news of the cache and of adapters.
 
         All are empty when the client has half-closed and all is answered.
 
         Raises the reason of the end when nothing is left.
         """
-        while not (self.waiting or self.started or (self.cache is not None and self.cache.pending)):
+        while not (self.waiting or self.started or self.adapters is not None or self._cache_pending):
             self.sent.set()
             if self.ended is not None:
                 raise self.ended
@@ -104,4 +117,9 @@ class Session:
             await self.filled.wait()
         started, self.started = self.started, []
         outputs = [self.waiting.popleft() for _ in range(min(MAX_OUTPUTS, len(self.waiting)))]
-        return Taken(outputs, started, None if self.cache is None else self.cache.take())
+        adapters, self.adapters = self.adapters, None
+        return Taken(outputs, started, None if self.cache is None else self.cache.take(), adapters)
+
+    @property
+    def _cache_pending(self) -> bool:
+        return self.cache is not None and self.cache.pending

@@ -18,13 +18,24 @@ from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream.rpc.logs import with_fields
 from slipstream.rpc.server import abort
 from slipstream.tracing.tracer import NullTracer, Tracer
+from verify_service.core.adapters import Adapter
 from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.engine.command_queue import CancelRequest
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.kv_cache.cache_events import CacheEvents
+from verify_service.server.adapter_loader import AdapterLoader
 from verify_service.server.cache_watch import CachedPages, WatchCache
-from verify_service.server.codec import decode_session_request, encode_info, encode_outputs, encode_state
+from verify_service.server.codec import (
+    decode_load,
+    decode_session_request,
+    decode_unload,
+    encode_info,
+    encode_loaded,
+    encode_outputs,
+    encode_state,
+    encode_unloaded,
+)
 from verify_service.server.metrics import VerifyMetrics
 from verify_service.server.request_traces import RequestTraces
 from verify_service.server.server_info import ServerInfo
@@ -50,12 +61,13 @@ class Backend:
     facts: ServerInfo
     loop: VerifyLoop
     link: DraftLink
+    adapters: AdapterLoader
     since: float = field(default_factory=time.monotonic)
     """When it was ready."""
 
 
 class VerifyServicer:
-    """Belongs to the event loop it is made in, except for `sink`, `tell_started` and `tell_cached`.
+    """Belongs to the event loop it is made in, except for `sink` and what begins with `tell`.
 
     Answers UNAVAILABLE until `backend` is set.
     """
@@ -76,6 +88,8 @@ class VerifyServicer:
             "GetInfo": grpc.unary_unary_rpc_method_handler(self.get_info),
             "GetState": grpc.unary_unary_rpc_method_handler(self.get_state),
             "Session": grpc.stream_stream_rpc_method_handler(self.session),
+            "LoadAdapter": grpc.unary_unary_rpc_method_handler(self.load_adapter),
+            "UnloadAdapter": grpc.unary_unary_rpc_method_handler(self.unload_adapter),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -91,6 +105,10 @@ class VerifyServicer:
         """Take what a step has changed in the prefix cache on the verify loop's thread."""
         self._events.call_soon_threadsafe(self._note_cached, events)
 
+    def tell_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        """Take what requests may name from now on, on the verify loop's thread."""
+        self._events.call_soon_threadsafe(self._note_adapters, adapters)
+
     async def get_info(self, _request: bytes, context: Context) -> bytes:
         """Facts and limits; UNAVAILABLE while loading or draining."""
         try:
@@ -101,7 +119,8 @@ class VerifyServicer:
             seconds = time.monotonic() - backend.since
             proposers = link.proposers()
             preparing = [each.name for each in proposers if backend.loop.prepares(each.boundaries)]
-            return encode_info(backend.facts, proposers, link.default(), link.refusals(), seconds, preparing)
+            loaded = backend.adapters.loaded
+            return encode_info(backend.facts, proposers, link.default(), link.refusals(), seconds, preparing, loaded)
         except SlipstreamError as error:
             await abort(context, error)
 
@@ -110,6 +129,24 @@ class VerifyServicer:
         try:
             backend = self._ready()
             return encode_state(backend.loop.state(), backend.link.state())
+        except SlipstreamError as error:
+            await abort(context, error)
+
+    async def load_adapter(self, request: bytes, context: Context) -> bytes:
+        """Read an adapter beside the steps, and serve it."""
+        try:
+            backend = self._ready()
+            adapter = await asyncio.to_thread(backend.adapters.load, *decode_load(request))
+            return encode_loaded(adapter)
+        except SlipstreamError as error:
+            await abort(context, error)
+
+    async def unload_adapter(self, request: bytes, context: Context) -> bytes:
+        """Let go of an adapter; the call may be given up, the adapter goes all the same."""
+        try:
+            backend = self._ready()
+            await asyncio.shield(asyncio.wrap_future(backend.adapters.unload(decode_unload(request))))
+            return encode_unloaded()
         except SlipstreamError as error:
             await abort(context, error)
 
@@ -179,7 +216,7 @@ class VerifyServicer:
             session.half_close()
 
         async def send() -> None:
-            while any(taken := await session.take()):
+            while not (taken := await session.take()).is_end:
                 await context.write(encode_outputs(*taken))
 
         tasks = (asyncio.create_task(receive()), asyncio.create_task(send()))
@@ -205,6 +242,10 @@ class VerifyServicer:
     def sessions(self) -> Collection[Session]:
         """Those that are open."""
         return self._sessions.values()
+
+    def _note_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        for session in self._sessions.values():
+            session.tell_adapters(adapters)
 
     def _has_watchers(self) -> bool:
         return any(session.cache is not None for session in self.sessions)

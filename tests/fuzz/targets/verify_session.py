@@ -72,7 +72,9 @@ class VerifySession(Target):
     async def _start(self, model: CausalLM) -> None:
         self._served = Served(model, EngineConfig(num_pages=8, page_size=16, max_running=4, max_queued=8), LinkConfig())
         self._served.loop.start()
-        self._served.verify.backend = Backend(self._served.facts, self._served.loop, self._served.link)
+        self._served.verify.backend = Backend(
+            self._served.facts, self._served.loop, self._served.link, self._served.adapters
+        )
 
     def make(self, random: Random) -> bytes:
         return joined(made(random, _MAKE) for _ in range(random.choice((1, 1, 2, 4))))

@@ -8,6 +8,7 @@ import pytest
 
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError, UnavailableError
+from verify_service.core.adapters import Adapter
 from verify_service.core.request import RequestKey, StepOutput
 from verify_service.server.session import MAX_OUTPUTS, Session
 
@@ -36,11 +37,11 @@ def test_requests_that_start_are_told_without_an_output() -> None:
         waiting = asyncio.create_task(session.take())
         await asyncio.sleep(0)
         session.start([4])
-        assert await waiting == ([], [4], None)
+        assert await waiting == ([], [4], None, None)
         session.start([5])
         session.put([output(4)])
         session.start([6])
-        outputs, started, _ = await session.take()
+        outputs, started, *_ = await session.take()
         assert (len(outputs), started) == (1, [5, 6])
 
     asyncio.run(scenario())
@@ -78,7 +79,7 @@ def test_a_half_closed_session_ends_after_its_last_answer() -> None:
         assert not waiting.done()
         session.put([output(7, last=True)])
         assert len((await waiting)[0]) == 1
-        assert await session.take() == ([], [], None)
+        assert await session.take() == ([], [], None, None)
 
     asyncio.run(scenario())
 
@@ -93,5 +94,19 @@ def test_the_end_comes_after_what_waits() -> None:
         with pytest.raises(UnavailableError):
             await session.take()
         assert session.sent.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_adapters_are_told_when_they_change() -> None:
+    async def scenario() -> None:
+        session = Session(1)
+        for name in ("a", "b"):  # of changes that nobody has read yet, the last is told
+            session.tell_adapters((Adapter(name, f"{name}@1", 0, 8, "/"),))
+        assert (await session.take()).adapters == (Adapter("b", "b@1", 0, 8, "/"),)
+        session.tell_adapters(())
+        assert not (await session.take()).is_end
+        session.half_close()
+        assert (await session.take()).is_end
 
     asyncio.run(scenario())
