@@ -22,7 +22,8 @@ from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
-from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward, KVStore
+from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward
+from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, sample_masked
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
@@ -96,9 +97,7 @@ class GpuModel:
             }
             words = max(self._layout(bucket).max_words for bucket in self._buckets.all())
             self._plan = torch.zeros(words, dtype=torch.int32, device=device)
-            if ops is None:
-                ops = ops_of_mode(mode, device, self._pool.gate_up)
-            self._ops = ops
+            self._ops = ops = ops or ops_of_mode(mode, device, self._pool.gate_up)
             self._plain = None
             if attention == FLASHINFER:
                 self._plain = PlainAttention(weights.shard, limits, self._tables.page_table)

@@ -13,6 +13,7 @@ from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapte
 from slipstream_kernels.models.cpu.adapter_table import adapter_spans
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
+from support.families import EXPERTS
 from support.lora_adapters import merge, write_adapter
 from support.models import make_tiny_model
 
@@ -22,6 +23,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "odd-sizes": {"hidden_size": 144, "heads": 6, "kv_heads": 2, "head_dim": 48, "intermediate_size": 208},
     "gemma3": {"family": "gemma3_text"},
     "qwen2": {"family": "qwen2"},
+    "experts": EXPERTS["qwen2_moe"],
 }
 
 

@@ -148,7 +148,7 @@ def _adapted(shard: Shard, layer: int) -> Sequence[str]:
 
 def _parts(shard: Shard) -> Mapping[str, Mapping[str, int]]:
     """Modules of each layer and their outputs, above one another in b."""
-    hidden, inner = shard.config.hidden_size, shard.intermediate_size
+    hidden, inner = shard.config.hidden_size, shard.config.intermediate_size
     return {
         "qkv": {
             "self_attn.q_proj": shard.q_size, "self_attn.k_proj": shard.kv_size, "self_attn.v_proj": shard.kv_size,

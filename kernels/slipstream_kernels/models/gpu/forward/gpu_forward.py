@@ -9,12 +9,12 @@ import torch
 
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.device_plan import PlanArrays
-from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.outcome_plan import OutcomeArrays
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.expert_pass import queue_experts
 from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights
+from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeights
@@ -29,23 +29,6 @@ from slipstream_kernels.ops.rope import Rope
 Plan = PlanArrays[torch.Tensor]
 Adapted = tuple[GpuAdapters, AdapterRows] | None
 """Adapters, and the rows of a pass that have one; None where no row does."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVStore:
-    """bfloat16 keys and values [layers, kv_heads, slots, head_dim]; page p holds slots p * page_size onwards."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    page_size: int
-
-    @classmethod
-    def empty(cls, shard: Shard, limits: GpuLimits, device: torch.device) -> KVStore:
-        """A store of the pages and scratch slots of `limits`, which are resolved."""
-        config, slots = shard.config, limits.num_pages * limits.page_size + limits.scratch_slots
-        shape = (config.num_layers, shard.kv_heads, slots, config.head_dim)
-        keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
-        return cls(keys, values, limits.page_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError, pl
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.token_tree import TokenTree
+from support.families import EXPERTS
 from support.gpu_passes import Span, pass_of
 from support.lora_adapters import merge, write_adapter
 from support.models import make_tiny_model
@@ -26,6 +27,7 @@ SIZES = {"max_running": 4, "step_nodes": 40, "prefill_chunk": 64, "num_pages": 3
 LINE = pack_line()
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {}, "qwen2": {"family": "qwen2"}, "gemma3": {"family": "gemma3_text"}, "phi3": {"family": "phi3"},
+    "experts": EXPERTS["qwen2_moe"],
 }  # fmt: skip
 
 

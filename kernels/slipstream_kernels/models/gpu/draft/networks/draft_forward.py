@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from slipstream_kernels.models.gpu.forward.gpu_forward import KVStore
+from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from slipstream_kernels.models.gpu.draft.round.round_plan import (
     item_table,
 )
 from slipstream_kernels.models.gpu.draft.round.target_pass import TargetPass
-from slipstream_kernels.models.gpu.forward.gpu_forward import KVStore
+from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
 from slipstream_kernels.models.gpu.graph.stream_context import StreamContext
 from slipstream_kernels.models.gpu.memory_plan import available_bytes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream_kernels.models.gpu.forward.gpu_forward import KVStore
+from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
