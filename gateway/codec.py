@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -82,13 +82,22 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
         refusals=tuple(ProposerRefusal(entry.proposer, entry.reason) for entry in message.refusals),
         page_size=message.page_size if message.cache_events else 0,
         serving_seconds=message.serving_seconds,
-        adapters=read_adapters(message.adapters),
+        adapters=tuple(map(read_adapter, message.adapters.adapters)),
+        adapters_version=message.adapters.version,
     )
 
 
-def read_adapters(adapters: Iterable[verify_pb2.Adapter]) -> tuple[ServedAdapter, ...]:
-    """LoRA adapters that a verify service has loaded."""
-    return tuple(ServedAdapter(each.name, each.id, each.rank) for each in adapters)
+def read_adapter(message: verify_pb2.Adapter) -> ServedAdapter:
+    """A LoRA adapter that a verify service has loaded."""
+    return ServedAdapter(message.name, message.id, message.rank)
+
+
+def with_adapters(info: VerifyInfo, loaded: verify_pb2.AdapterList) -> VerifyInfo:
+    """The facts with what a service has loaded by now; as they were where they are later than that."""
+    if loaded.version <= info.adapters_version:
+        return info
+    adapters = tuple(map(read_adapter, loaded.adapters))
+    return replace(info, adapters=adapters, adapters_version=loaded.version)
 
 
 def read_state(message: verify_pb2.GetStateResponse) -> ServiceState:

@@ -176,6 +176,8 @@ class VerifyInfo:
     serving_seconds: float = 0.0
     """For how long the service had taken requests as it stated them."""
     adapters: tuple[ServedAdapter, ...] = ()
+    adapters_version: int = 0
+    """Grows with each change of what the service has loaded."""
 
     @property
     def exact(self) -> bool:

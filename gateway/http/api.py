@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import orjson
@@ -106,7 +108,8 @@ class OpenAiApi:
         self._authenticate(request)
         raw = await _read_body(request, MOST_ADAPTER_BYTES)
         wish, _ = read_body(raw, LoadAdapterRequest)
-        adapter = await self._gateway.load_adapter(wish.lora_name, wish.lora_path)
+        with _prefixed("lora_"):
+            adapter = await self._gateway.load_adapter(wish.lora_name, wish.lora_path)
         return _json(_model_entry(self._gateway.model(), adapter))
 
     async def unload_adapter(self, request: Request) -> Response:
@@ -114,7 +117,8 @@ class OpenAiApi:
         self._authenticate(request)
         raw = await _read_body(request, MOST_ADAPTER_BYTES)
         wish, _ = read_body(raw, UnloadAdapterRequest)
-        await self._gateway.unload_adapter(wish.lora_name)
+        with _prefixed("lora_"):
+            await self._gateway.unload_adapter(wish.lora_name)
         body: AdapterUnloaded = {"unloaded": wish.lora_name}
         return _json(body)
 
@@ -273,6 +277,16 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         return unknown_path(request.method, request.url.path)
     message = f"{error.detail}: {request.method} {request.url.path}"
     return plain_error(error.status_code, message, error.headers)
+
+
+@contextmanager
+def _prefixed(prefix: str) -> Iterator[None]:
+    """Errors of what is called within name fields as the body has them."""
+    try:
+        yield
+    except SlipstreamError as error:
+        error.field = error.field and prefix + error.field
+        raise
 
 
 def _json(body: Any, status: int = 200) -> Response:

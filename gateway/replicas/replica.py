@@ -163,18 +163,20 @@ class Replica:
         """Have the service load a LoRA adapter; requests may name it then. Errors as of LoadAdapter in verify.proto."""
         request = verify_pb2.LoadAdapterRequest(name=name, path=path)
         response = await self._ask("LoadAdapter", request, ADAPTER_SECONDS)
-        (adapter,) = codec.read_adapters([response.adapter])
-        if self.info is not None:
-            others = (each for each in self.info.adapters if each.name != name)
-            self.info = replace(self.info, adapters=(*others, adapter))
-        return adapter
+        self._learn_adapters(response.loaded)
+        return codec.read_adapter(response.adapter)
 
     async def unload_adapter(self, name: str) -> None:
         """Send no more requests that name an adapter, and wait until the service has let go of it."""
         if self.info is not None:
             kept = tuple(each for each in self.info.adapters if each.name != name)
             self.info = replace(self.info, adapters=kept)
-        await self._ask("UnloadAdapter", verify_pb2.UnloadAdapterRequest(name=name), LEAVING_SECONDS)
+        response = await self._ask("UnloadAdapter", verify_pb2.UnloadAdapterRequest(name=name), LEAVING_SECONDS)
+        self._learn_adapters(response.loaded)
+
+    def _learn_adapters(self, loaded: verify_pb2.AdapterList) -> None:
+        if self.info is not None:
+            self.info = codec.with_adapters(self.info, loaded)
 
     async def _ask(self, method: str, request: Any, seconds: float | None = None) -> Any:
         if self._stub is None:
@@ -255,8 +257,8 @@ class Replica:
         streams = self._streams
         if response.HasField("cache"):
             self._learn(response.cache)
-        if response.HasField("adapters") and self.info is not None:
-            self.info = replace(self.info, adapters=codec.read_adapters(response.adapters.adapters))
+        if response.HasField("adapters"):
+            self._learn_adapters(response.adapters)
         for request_id in response.started:
             if (stream := streams.get(request_id)) is not None:
                 stream.begun = True

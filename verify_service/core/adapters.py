@@ -20,14 +20,21 @@ class Adapter:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterList:
+    """Adapters that new requests may name, by age. `version` grows with each change."""
+
+    version: int = 0
+    adapters: tuple[Adapter, ...] = ()
+
+
 class LoadedAdapters:
-    """By name. Written by the loop's thread; `all` may be read by any."""
+    """By name. Written by the loop's thread; `listed` may be read by any."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Adapter] = {}
         self._leaving: dict[str, Adapter] = {}
-        self.all: tuple[Adapter, ...] = ()
-        """Those that new requests may name, by age."""
+        self.listed = AdapterList()
 
     @property
     def leaving(self) -> Collection[Adapter]:
@@ -38,7 +45,7 @@ class LoadedAdapters:
         """From now on requests may name it."""
         assert adapter.name not in self._loaded, "names are checked before weights are read"
         self._loaded[adapter.name] = adapter
-        self.all = tuple(self._loaded.values())
+        self._list()
 
     def retire(self, name: str) -> Adapter:
         """No request may name it from now on. Raises NotFoundError."""
@@ -46,12 +53,15 @@ class LoadedAdapters:
         if adapter is None:
             raise NotFoundError(f"no adapter {name!r} is loaded", field="name")
         self._leaving[adapter.id] = adapter
-        self.all = tuple(self._loaded.values())
+        self._list()
         return adapter
 
     def forget(self, adapter: Adapter) -> None:
         """Its slot is free."""
         del self._leaving[adapter.id]
+
+    def _list(self) -> None:
+        self.listed = AdapterList(self.listed.version + 1, tuple(self._loaded.values()))
 
     def named(self, wanted: str) -> Adapter | None:
         """The adapter of a name or an id; None where both are empty: the model alone.

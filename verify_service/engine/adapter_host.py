@@ -15,7 +15,7 @@ from slipstream.rpc.errors import (
     UnavailableError,
 )
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
-from verify_service.core.adapters import Adapter, LoadedAdapters
+from verify_service.core.adapters import Adapter, AdapterList, LoadedAdapters
 from verify_service.core.request_state import RequestState
 from verify_service.model_runner.base import ModelRunner
 
@@ -52,7 +52,7 @@ class AdapterHost:
     def __init__(self, engine: ModelRunner[Any], put: Callable[[AdapterCommand], None], slots: int) -> None:
         self.loaded = LoadedAdapters()
         self.num_slots = slots
-        self.on_change: Callable[[tuple[Adapter, ...]], None] = lambda adapters: None
+        self.on_change: Callable[[AdapterList], None] = lambda loaded: None
         self._engine = engine
         self._put = put
         self._lock = threading.Lock()
@@ -92,11 +92,11 @@ class AdapterHost:
             if isinstance(command, InstallAdapter):
                 self._engine.install_adapter(command.adapter.slot, command.packed)
                 self.loaded.add(command.adapter)
-                self.on_change(self.loaded.all)
+                self.on_change(self.loaded.listed)
                 command.done.set_result(None)
             else:
                 adapter = self.loaded.retire(command.name)
-                self.on_change(self.loaded.all)
+                self.on_change(self.loaded.listed)
                 self._waiting[adapter.id] = [command.done]
         except Exception as error:  # noqa: BLE001 - who asked is told, and the loop goes on
             command.done.set_exception(error)

@@ -16,7 +16,7 @@ from slipstream.rpc.errors import (
 )
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter, read_adapter
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
-from verify_service.core.adapters import Adapter
+from verify_service.core.adapters import Adapter, AdapterList
 from verify_service.engine.adapter_host import AdapterHost
 
 _log = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ class AdapterLoader:
         return self._host.num_slots
 
     @property
-    def loaded(self) -> tuple[Adapter, ...]:
+    def loaded(self) -> AdapterList:
         """Those that requests may name."""
-        return self._host.loaded.all
+        return self._host.loaded.listed
 
     def load_named(self, modules: Sequence[tuple[str, Path]]) -> None:
         """Load those of the command line. Raises FailedPreconditionError that names the flag, once the loop runs."""

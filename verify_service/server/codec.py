@@ -20,7 +20,7 @@ from slipstream.generation_codec import (
 from slipstream.request_context import checked
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, codes_of
 from slipstream.v1 import sampling_pb2, verify_pb2
-from verify_service.core.adapters import Adapter
+from verify_service.core.adapters import Adapter, AdapterList
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.core.sampling_codec import decode_sampling
@@ -74,14 +74,14 @@ def encode_outputs(
     outputs: Sequence[StepOutput],
     started: Sequence[int] = (),
     cache: CacheReport | None = None,
-    adapters: Sequence[Adapter] | None = None,
+    adapters: AdapterList | None = None,
 ) -> bytes:
     """A SessionResponse; `started` are ids of requests, `adapters` all that are loaded."""
     message = verify_pb2.SessionResponse(outputs=map(_output, outputs), started=started)
     if cache is not None:
         message.cache.CopyFrom(verify_pb2.CacheEvents(**cache._asdict()))
     if adapters is not None:
-        message.adapters.CopyFrom(verify_pb2.AdapterList(adapters=map(_adapter, adapters)))
+        message.adapters.CopyFrom(_adapters(adapters))
     return message.SerializeToString()
 
 
@@ -124,6 +124,10 @@ def _adapter(adapter: Adapter) -> verify_pb2.Adapter:
     return verify_pb2.Adapter(name=adapter.name, id=adapter.id, rank=adapter.rank, path=adapter.path)
 
 
+def _adapters(loaded: AdapterList) -> verify_pb2.AdapterList:
+    return verify_pb2.AdapterList(version=loaded.version, adapters=map(_adapter, loaded.adapters))
+
+
 def decode_load(data: bytes) -> tuple[str, str]:
     """Name and path of a LoadAdapterRequest. InvalidArgumentError if the bytes are none."""
     try:
@@ -133,9 +137,9 @@ def decode_load(data: bytes) -> tuple[str, str]:
     return message.name, message.path
 
 
-def encode_loaded(adapter: Adapter) -> bytes:
+def encode_loaded(adapter: Adapter, loaded: AdapterList) -> bytes:
     """A LoadAdapterResponse."""
-    return verify_pb2.LoadAdapterResponse(adapter=_adapter(adapter)).SerializeToString()
+    return verify_pb2.LoadAdapterResponse(adapter=_adapter(adapter), loaded=_adapters(loaded)).SerializeToString()
 
 
 def decode_unload(data: bytes) -> str:
@@ -146,9 +150,9 @@ def decode_unload(data: bytes) -> str:
         raise InvalidArgumentError(f"not an UnloadAdapterRequest: {error}") from error
 
 
-def encode_unloaded() -> bytes:
+def encode_unloaded(loaded: AdapterList) -> bytes:
     """An UnloadAdapterResponse."""
-    return verify_pb2.UnloadAdapterResponse().SerializeToString()
+    return verify_pb2.UnloadAdapterResponse(loaded=_adapters(loaded)).SerializeToString()
 
 
 def encode_info(
@@ -158,7 +162,7 @@ def encode_info(
     refusals: Sequence[Refusal] = (),
     serving_seconds: float = 0.0,
     preparing: Collection[str] = (),
-    adapters: Sequence[Adapter] = (),
+    adapters: AdapterList | None = None,
 ) -> bytes:
     """A GetInfoResponse. `preparing` names attached proposers for which work ahead is not done."""
     return verify_pb2.GetInfoResponse(
@@ -186,7 +190,7 @@ def encode_info(
         refusals=[verify_pb2.ProposerRefusal(**asdict(refusal)) for refusal in refusals],
         serving_seconds=serving_seconds,
         cache_events=True,
-        adapters=map(_adapter, adapters),
+        adapters=None if adapters is None else _adapters(adapters),
         max_adapters=facts.max_adapters,
         max_adapter_rank=facts.max_adapter_rank,
     ).SerializeToString()

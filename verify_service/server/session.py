@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError
-from verify_service.core.adapters import Adapter
+from verify_service.core.adapters import AdapterList
 from verify_service.core.request import StepOutput
 from verify_service.kv_cache.cache_events import CacheEvents
 from verify_service.server.cache_watch import CachedPages, CacheReport, CacheWatch
@@ -24,7 +24,7 @@ class Taken(NamedTuple):
     outputs: list[StepOutput]
     started: list[int]
     cache: CacheReport | None = None
-    adapters: tuple[Adapter, ...] | None = None
+    adapters: AdapterList | None = None
 
     @property
     def is_end(self) -> bool:
@@ -44,7 +44,7 @@ class Session:
     waiting: deque[StepOutput] = field(default_factory=deque)
     started: list[int] = field(default_factory=list)
     cache: CacheWatch | None = None
-    adapters: tuple[Adapter, ...] | None = None
+    adapters: AdapterList | None = None
     """All that are loaded, where the client has to be told."""
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     sent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,7 +85,7 @@ class Session:
             self.cache.note(events)
             self.filled.set()
 
-    def tell_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+    def tell_adapters(self, adapters: AdapterList) -> None:
         """Those that requests may name have changed."""
         self.adapters = adapters
         self.filled.set()

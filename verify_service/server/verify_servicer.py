@@ -18,7 +18,7 @@ from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream.rpc.logs import with_fields
 from slipstream.rpc.server import abort
 from slipstream.tracing.tracer import NullTracer, Tracer
-from verify_service.core.adapters import Adapter
+from verify_service.core.adapters import AdapterList
 from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.engine.command_queue import CancelRequest
@@ -105,7 +105,7 @@ class VerifyServicer:
         """Take what a step has changed in the prefix cache on the verify loop's thread."""
         self._events.call_soon_threadsafe(self._note_cached, events)
 
-    def tell_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+    def tell_adapters(self, adapters: AdapterList) -> None:
         """Take what requests may name from now on, on the verify loop's thread."""
         self._events.call_soon_threadsafe(self._note_adapters, adapters)
 
@@ -137,7 +137,7 @@ class VerifyServicer:
         try:
             backend = self._ready()
             adapter = await asyncio.to_thread(backend.adapters.load, *decode_load(request))
-            return encode_loaded(adapter)
+            return encode_loaded(adapter, backend.adapters.loaded)
         except SlipstreamError as error:
             await abort(context, error)
 
@@ -146,7 +146,7 @@ class VerifyServicer:
         try:
             backend = self._ready()
             await asyncio.shield(asyncio.wrap_future(backend.adapters.unload(decode_unload(request))))
-            return encode_unloaded()
+            return encode_unloaded(backend.adapters.loaded)
         except SlipstreamError as error:
             await abort(context, error)
 
@@ -243,7 +243,7 @@ class VerifyServicer:
         """Those that are open."""
         return self._sessions.values()
 
-    def _note_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+    def _note_adapters(self, adapters: AdapterList) -> None:
         for session in self._sessions.values():
             session.tell_adapters(adapters)
 

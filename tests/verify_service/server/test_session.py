@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import InvalidArgumentError, UnavailableError
-from verify_service.core.adapters import Adapter
+from verify_service.core.adapters import Adapter, AdapterList
 from verify_service.core.request import RequestKey, StepOutput
 from verify_service.server.session import MAX_OUTPUTS, Session
 
@@ -102,9 +102,9 @@ def test_adapters_are_told_when_they_change() -> None:
     async def scenario() -> None:
         session = Session(1)
         for name in ("a", "b"):  # of changes that nobody has read yet, the last is told
-            session.tell_adapters((Adapter(name, f"{name}@1", 0, 8, "/"),))
-        assert (await session.take()).adapters == (Adapter("b", "b@1", 0, 8, "/"),)
-        session.tell_adapters(())
+            session.tell_adapters(AdapterList(1, (Adapter(name, f"{name}@1", 0, 8, "/"),)))
+        assert (await session.take()).adapters == AdapterList(1, (Adapter("b", "b@1", 0, 8, "/"),))
+        session.tell_adapters(AdapterList(2))
         assert not (await session.take()).is_end
         session.half_close()
         assert (await session.take()).is_end
