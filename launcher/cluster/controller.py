@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from typing import Any, Final
 
 from launcher.cluster.autoscaler import Scaling
@@ -22,6 +23,8 @@ from slipstream.rpc.logs import set_up_logging
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 1.0
+"""From one look at nodes with room to the next."""
 RESTORE_SECONDS: Final = 30.0
 """For how long a controller that has come back publishes nothing while replicas of the former one have not answered."""
 MEMORY: Final = "fleet"
@@ -49,6 +52,7 @@ class Controller:
         self._remembered = recall(name, MEMORY)
         self._fleet = _fleet(self._remembered)
         self._told = 0
+        self._look_at = 0.0
         self._restoring: set[int] = set()
         self._restore_by = time.monotonic() + RESTORE_SECONDS
         asked = self._remembered.get("asked", ())
@@ -160,10 +164,13 @@ class Controller:
                 _log.info("replica %d serves at %s", number, started.address)
             elif (load := self._watch.load(number)) is not None:
                 fleet.loaded(number, load)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            fleet.room = self._room()
         for action in fleet.decide(now):
             match action:
-                case Start(number=number, generation=generation, off=off):
-                    self._actors.start(number, generation, fleet.specs[generation], off)
+                case Start(number=number, generation=generation, off=off, taken=taken):
+                    self._actors.start(number, generation, fleet.specs[generation], off=off, taken=taken)
                     _log.info("replica %d of generation %d starts", number, generation)
                 case Stop(number=number):
                     self._actors.stop(number, placed=number in self._places)
@@ -173,6 +180,20 @@ class Controller:
                 self._actors.ask_progress(record.number)
         self._publish(now)
         self._keep()
+
+    def _room(self) -> frozenset[str]:
+        """Nodes with CPUs and GPUs for one more replica of the wanted kind, as far as this cluster uses them."""
+        spec = self._fleet.specs.get(self._fleet.generation)
+        if spec is None:
+            return frozenset()
+        used = Counter(each.node for each in self._fleet.records.values())
+        return frozenset(
+            each.node
+            for each in nodes(self._fleet.off)
+            if not each.off
+            and each.cpus >= spec.cpus * (used[each.node] + 1)
+            and each.gpus >= spec.gpus * (used[each.node] + 1)
+        )
 
     def _publish(self, now: float) -> None:
         if self._restoring and now < self._restore_by:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,6 +15,10 @@ PLACE_SECONDS: Final = 5.0
 """For which a replica waits for a place before an old one makes room for it."""
 SETTLE_SECONDS: Final = 1.0
 """From when a drain is published until an empty replica counts as left by all gateways."""
+EARLY_SECONDS: Final = 3.0
+"""For which a replica has spent too little on its start for that to be worth a place beside another one."""
+SPREAD_SECONDS: Final = 30.0
+"""From one move of a replica that serves to an empty node to the next."""
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 10.0
 NOTES_KEPT: Final = 50
@@ -35,7 +39,8 @@ class State(Enum):
 class Record:
     """One replica. Times are of the caller's clock, in seconds.
 
-    asked: it is to go whatever the number wanted, as an operator said so of it or of its node.
+    asked: it is to go whatever the number wanted, as an operator said so of it or of its node, or as it moves.
+    moves: it goes for the sake of a node that has none, unless no replica comes to serve there.
     since: when its state began. load: None as long as it is not known.
     bits: what makes answers of two replicas equal; replicas take each other's streams where it is.
     """
@@ -47,17 +52,19 @@ class Record:
     node: str = ""
     address: str = ""
     asked: bool = False
+    moves: bool = False
     load: Load | None = None
     bits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Create a replica of a generation, on none of the nodes `off`."""
+    """Create a replica of a generation, on none of the nodes `off`, and on one of `taken` only if no other has room."""
 
     number: int
     generation: int
     off: frozenset[str]
+    taken: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ class Fleet:
 
     Replicas of another generation than the wanted one, and those `asked` to go, are exchanged one at a time: a new
     one first, where there is a place for it, then the old one drains. A generation whose starts fail makes way for
-    the one before it.
+    the one before it. Two replicas share a node only while no other has room: what is lost with a node is to be little.
     """
 
     scaling: Scaling
@@ -105,6 +112,9 @@ class Fleet:
     failures: Failures = field(default_factory=Failures)
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     closing: float | None = None
+    room: frozenset[str] = frozenset()
+    """Nodes on which one more replica would find room, as last seen."""
+    _spread_at: float = 0.0
     _scaler: Autoscaler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,6 +152,8 @@ class Fleet:
     def placed(self, number: int, node: str) -> None:
         """A replica has its place."""
         record = self.records[number]
+        if any(each.node == node for each in self._fresh()):
+            self._stay()
         record.node = node
         record.asked |= node in self.off
 
@@ -162,6 +174,7 @@ class Fleet:
         record = self.records.pop(number)
         if record.state is State.STARTING and reason and record.generation == self.generation:
             self.failures.add(reason, now)
+            self._stay()
         if reason and record.state is not State.STOPPING:
             self.notes.append(f"replica {number} was lost: {reason}")
         earlier = [each for each in self.specs if each < self.generation]
@@ -189,6 +202,7 @@ class Fleet:
         excess = len(self._fresh()) - self.wanted
         for record in sorted(self._fresh(State.STARTING), key=lambda each: bool(each.node))[: max(0, excess)]:
             actions.append(self._stop(record, now))
+        actions += self._spread(now)
         actions += self._starts(now)
         if not self._in(State.DRAINING, State.STOPPING):
             self._drain_one(now)
@@ -210,16 +224,44 @@ class Fleet:
         if self.failures.count:
             lacking = min(lacking, 1 - len(self._fresh(State.STARTING)))
         actions: list[Action] = []
+        taken = frozenset(each.node for each in self._in(State.STARTING, State.READY) if each.node) - self.off
         for _ in range(lacking):
             number, self.next_number = self.next_number, self.next_number + 1
             self.records[number] = Record(number, self.generation, now)
-            actions.append(Start(number, self.generation, frozenset(self.off)))
+            actions.append(Start(number, self.generation, frozenset(self.off), taken))
         return actions
+
+    def _spread(self, now: float) -> list[Action]:
+        """Have replicas that share a node go to nodes without any.
+
+        One that has only just begun to start does at once, those that serve one after the other.
+        """
+        taken = Counter(each.node for each in self._in(State.STARTING, State.READY))
+        if not any(not taken[node] for node in self.room - self.off):
+            return []
+        shared = [each for each in self._fresh() if each.node and taken[each.node] > 1]
+        early = [each for each in shared if each.state is State.STARTING and now < each.since + EARLY_SECONDS]
+        if early:
+            return [self._stop(early[-1], now)]
+        if shared and self.settled and now >= self._spread_at:
+            record = min(shared, key=lambda each: each.load.requests if each.load else 0)
+            record.asked = record.moves = True
+            self._spread_at = now + SPREAD_SECONDS
+        return []
+
+    def _stay(self) -> None:
+        """What is about to move stays: there is no better place for it."""
+        for record in self.records.values():
+            if record.moves and record.state is State.READY:
+                record.asked = record.moves = False
 
     def _drain_one(self, now: float) -> None:
         """Begin to drain the replica that is to go next, if one is."""
         old, fresh = self._old(State.READY), self._fresh(State.READY)
         stuck = any(not each.node and now > each.since + PLACE_SECONDS for each in self._fresh(State.STARTING))
+        if stuck:
+            self._stay()
+            old = self._old(State.READY)
         if old and (len(old) + len(fresh) > self.wanted or stuck):
             leaving = old
         elif len(fresh) > self.wanted:

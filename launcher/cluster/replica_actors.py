@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -80,10 +80,15 @@ class ReplicaActors:
                 self._ask(number, "place")
                 yield number, generation
 
-    def start(self, number: int, generation: int, spec: ReplicaSpec, off: Iterable[str]) -> None:
-        """Create one, which Ray places on a node that has room and is not `off`."""
-        avoided = ",".join(sorted(off))
-        options = {"label_selector": {NODE_ID: f"!in({avoided})"}} if avoided else {}
+    def start(
+        self, number: int, generation: int, spec: ReplicaSpec, *, off: frozenset[str], taken: frozenset[str]
+    ) -> None:
+        """Create one, which Ray places on a node that has room, is not `off`, and if it can be not `taken`."""
+        options: dict[str, Any] = {}
+        if off or taken:
+            options["label_selector"] = _outside(off | taken)
+        if taken:
+            options["fallback_strategy"] = [{"label_selector": _outside(off)}]
         self._actors[number] = (
             ray.remote(Replica)
             .options(
@@ -94,7 +99,7 @@ class ReplicaActors:
                 max_concurrency=THREADS,
                 num_cpus=spec.cpus,
                 num_gpus=spec.gpus,
-                scheduling_strategy="DEFAULT" if avoided else "SPREAD",
+                scheduling_strategy="DEFAULT" if options else "SPREAD",
                 **options,
             )
             .remote(number, spec)
@@ -171,6 +176,11 @@ class ReplicaActors:
         self._progress_at.pop(number, None)
         self._calls = {ref: call for ref, call in self._calls.items() if call[0] != number}
         return Gone(number, reason)
+
+
+def _outside(avoided: frozenset[str]) -> dict[str, str]:
+    """Selects all nodes but these."""
+    return {NODE_ID: f"!in({','.join(sorted(avoided))})"} if avoided else {}
 
 
 def _one_line(error: Exception) -> str:

@@ -26,7 +26,7 @@ class Hosts:
         self.start, self.stop, self.broken = start, stop, set(broken)
         self.now = 0.0
         self.streams = {}
-        self.begun, self.ending, self.off = {}, {}, {}
+        self.begun, self.ending, self.off, self.taken = {}, {}, {}, {}
         self.least_ready = []
 
     def kill_node(self, node):
@@ -57,6 +57,7 @@ class Hosts:
             taken = [each.node for each in fleet.records.values()]
             free = [node for node, size in self.places.items()
                     if taken.count(node) < size and node not in self.off[number]]  # fmt: skip
+            free.sort(key=lambda node: node in self.taken[number])
             if not record.node and free:
                 fleet.placed(number, free[0])
                 self.begun[number] = self.now
@@ -76,9 +77,12 @@ class Hosts:
                 self.move(record.number)
             fleet.loaded(record.number, Load(running=self.streams.get(record.number, 0), capacity=64, pages_total=100,
                                              pages_idle=100))  # fmt: skip
+        taken = [each.node for each in fleet.records.values()]
+        fleet.room = frozenset(node for node, size in self.places.items() if taken.count(node) < size)
         for action in fleet.decide(self.now):
             if isinstance(action, Start):
                 self.begun[action.number], self.off[action.number] = self.now, action.off
+                self.taken[action.number] = action.taken
             elif isinstance(action, Stop):
                 self.begun.pop(action.number, None)
                 self.ending[action.number] = self.now + self.stop
@@ -115,6 +119,47 @@ def test_a_lost_node_is_replaced_at_once_on_another():
     assert found.now - begun < found.start + 1 and {each.node for each in found.ready()} <= {"b", "c"}
 
 
+def nodes_of(found):
+    return sorted(each.node for each in found.ready())
+
+
+def test_a_node_that_joins_gets_one_of_two_that_share_another_and_never_fewer_serve():
+    found = hosts(2, {"a": 2})
+    assert nodes_of(found) == ["a", "a"]
+    found.streams = {each.number: 3 for each in found.ready()}
+    found.places["b"] = 2
+    found.least_ready.clear()
+    found.run(60)
+    assert nodes_of(found) == ["a", "b"]
+    assert min(found.least_ready) == 2
+    assert found.fleet.next_number == 4, "one was started"
+    assert sum(found.streams.values()) == 6
+
+
+def test_one_that_has_just_begun_beside_another_begins_anew_on_a_node_that_joins():
+    found = hosts(2, {"a": 2, "b": 2})
+    found.kill_node(found.ready()[0].node)
+    lost_at, found.streams = found.now, {}
+    found.run(1)
+    found.places["c"] = 2
+    found.settle()
+    assert len(set(nodes_of(found))) == 2
+    assert found.now - lost_at < 3.0 + 2.5, "of which the start takes 3"
+
+
+def test_a_node_with_room_that_gets_no_replica_costs_none():
+    found = hosts(2, {"a": 2})
+    found.places["b"] = 1
+    broken, found.broken = found.broken, {"/old"}
+    found.least_ready.clear()
+    found.run(20)
+    assert nodes_of(found) == ["a", "a"]
+    assert min(found.least_ready) == 2
+    found.broken = broken
+    found.run(60)
+    assert nodes_of(found) == ["a", "b"]
+
+
 def test_a_replica_that_drains_is_replaced_first_then_left_by_its_streams_and_ends_in_seconds():
     found = hosts(2, {"a": 3})
     found.streams = {1: 5}
@@ -136,7 +181,7 @@ def test_without_a_free_place_the_old_one_makes_room():
 
 def test_a_cleared_node_loses_its_replicas_and_gets_none():
     found = hosts(2, {"a": 2, "b": 2})
-    assert {each.node for each in found.ready()} == {"a"}
+    assert {each.node for each in found.ready()} == {"a", "b"}
     found.fleet.clear("a")
     found.settle()
     assert {each.node for each in found.ready()} == {"b"}
