@@ -4,16 +4,17 @@
     python -m benchmarks.kernels.check_experts --small                  # a small layer, in Triton's interpreter too
 
 Bits: for each model's layer and number of rows, each pair of a row and an expert against the linear layer of that
-expert's weight and that row, grouped and not; choice, groups and sums against their twins; rows together against rows
-alone. Exits with 1 on a difference. Times: microseconds of a layer of experts, router included, in a CUDA graph of
-calls whose rows choose other experts each, beside the time that the bytes of the experts woken take at the bandwidth of
-a copy.
+expert's weight, decoded if it is packed, and that row, grouped and not; choice, groups and sums against their twins;
+rows together against rows alone. Exits with 1 on a difference. Times: microseconds of a layer of experts, router
+included, in a CUDA graph of calls whose rows choose other experts each, beside the time that the bytes of the experts
+woken take at the bandwidth of a copy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ if not torch.cuda.is_available():
 
 from benchmarks.kernels.linear_operands import microseconds
 from slipstream_kernels.ops.gpu.experts.combine_experts import combine_experts, combine_experts_reference
-from slipstream_kernels.ops.gpu.experts.expert_linear import expert_linear
+from slipstream_kernels.ops.gpu.experts.expert_linear import ExpertMatrix, expert_linear
 from slipstream_kernels.ops.gpu.experts.group_rows import (
     WORDS,
     ExpertGroups,
@@ -39,8 +40,10 @@ from slipstream_kernels.ops.gpu.experts.group_rows import (
     most_blocks,
     tokens_of,
 )
+from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts
 from slipstream_kernels.ops.gpu.experts.route_experts import route_experts, route_experts_reference
 from slipstream_kernels.ops.gpu.linear import gated_linear, linear
+from slipstream_kernels.ops.quantised_weight import Number
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
 CALLS = 8
@@ -49,21 +52,25 @@ CALLS = 8
 
 @dataclass(frozen=True, slots=True)
 class MixtureShape:
-    """A layer of experts: of `count` experts of `size` each row has `chosen`."""
+    """A layer of experts: of `count` experts of `size` each row has `chosen`. number: what weights are packed in."""
 
     name: str
     hidden: int
     count: int
     chosen: int
     size: int
+    number: Number | None = None
+    group: int = 0
 
 
 SHAPES = (
     MixtureShape("Qwen3-30B-A3B", 2048, 128, 8, 768),
     MixtureShape("Mixtral-8x7B", 4096, 8, 2, 14336),
-    MixtureShape("gpt-oss-20b, as gated by silu", 2880, 32, 4, 2880),
+    MixtureShape("Qwen3-30B-A3B, FP8 by blocks", 2048, 128, 8, 768, "e4m3", 128),
+    MixtureShape("gpt-oss-20b, bfloat16, gated by silu", 2880, 32, 4, 2880),
+    MixtureShape("gpt-oss-20b, MXFP4, gated by silu", 2880, 32, 4, 2880, "e2m1", 32),
 )
-SMALL = (MixtureShape("small", 64, 6, 2, 48),)
+SMALL = (MixtureShape("small", 64, 6, 2, 48), MixtureShape("small, MXFP4", 64, 6, 2, 96, "e2m1", 32))
 
 
 class Scene:
@@ -76,8 +83,23 @@ class Scene:
         self.shape = shape
         self.x = normal(rows, shape.hidden)
         self.router = normal(shape.count, shape.hidden) * shape.hidden**-0.5
-        self.gate_up = normal(shape.count, 2 * shape.size, shape.hidden) * shape.hidden**-0.5
-        self.down = normal(shape.count, shape.hidden, shape.size) * shape.size**-0.5
+        self.gate_up = random_experts(shape, (shape.count, 2 * shape.size, shape.hidden), device)
+        self.down = random_experts(shape, (shape.count, shape.hidden, shape.size), device)
+        self.expert_bytes = (self.gate_up.nbytes + self.down.nbytes) // shape.count
+
+
+def random_experts(shape: MixtureShape, sizes: tuple[int, int, int], device: torch.device) -> ExpertMatrix:
+    """Weights of a root mean square of one over that of the inputs, packed as `shape` says: every code but NaN."""
+    scale = float(sizes[2]) ** -0.5
+    if shape.number is None:
+        return torch.randn(sizes, device=device, dtype=torch.bfloat16).mul_(scale)
+    packed = PackedExperts.empty(shape.number, sizes, shape.group, device, zeros=False)
+    packed.codes.random_(0, 256)
+    if shape.number == "e4m3":
+        packed.codes[(packed.codes & 0x7F) == 0x7F] = 0x80
+    exponents = torch.randint(-1, 2, packed.scales.shape, device=device)
+    packed.scales.copy_(2.0 ** (exponents + round(math.log2(scale / (3 if shape.number == "e2m1" else 100)))))
+    return packed
 
 
 class Layer:
@@ -118,8 +140,7 @@ class Layer:
     @property
     def bytes_woken(self) -> int:
         """Of the experts that the rows have, after `run`."""
-        shape = self.scene.shape
-        return 6 * shape.hidden * shape.size * len(self.ids.unique())
+        return self.scene.expert_bytes * len(self.ids.unique())
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -170,7 +191,7 @@ def plain_products(layer: Layer, *, gated: bool) -> torch.Tensor:
         pairs = (experts == expert).nonzero().flatten()
         part = torch.empty(len(pairs), out.shape[1], dtype=out.dtype, device=out.device)
         op, weight = (gated_linear, scene.gate_up) if gated else (linear, scene.down)
-        op(x[pairs], weight[expert], part)
+        op(x[pairs], weight.decoded(expert) if isinstance(weight, PackedExperts) else weight[expert], part)
         out[pairs] = part
     return out
 
@@ -193,7 +214,7 @@ def times(scene: Scene, device: torch.device, rate: float) -> Iterator[dict[str,
             "shape": shape.name,
             "rows": rows,
             "grouped": layers[0].groups is not None,
-            "experts_woken": round(woken / (6 * shape.hidden * shape.size), 1),
+            "experts_woken": round(woken / scene.expert_bytes, 1),
             "microseconds": round(whole, 2),
             "routing": round(microseconds([layer.route for layer in layers]), 2),
             "floor": round(woken / rate, 2),

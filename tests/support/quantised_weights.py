@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream_kernels.ops.quantised_weight import QuantisedWeight
+from slipstream_kernels.ops.quantised_weight import PAIRED, QuantisedWeight
 
 NUMBERS = ("e4m3", "int8", "int4")
 
@@ -28,7 +28,7 @@ def random_weight(
     hostile: scales of float32 from 2^-90 to 2^90, some of them 0, and as many significant bits as the type has.
     """
     generator = torch.Generator().manual_seed(seed)
-    width = inputs // 2 if number == "int4" else inputs
+    width = inputs // 2 if number in PAIRED else inputs
     codes = torch.randint(0, 256, (outputs, width), generator=generator, dtype=torch.uint8)
     if number == "e4m3":
         codes[(codes & 0x7F) == 0x7F] = 0x80

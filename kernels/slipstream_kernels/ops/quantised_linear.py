@@ -24,7 +24,7 @@ from slipstream_kernels.jit.arrays import aligned, aligned_empty
 from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.jit.intrinsics import pointer_f32
 from slipstream_kernels.ops.linear import BLOCK, ROW_GROUP, linear_block, linear_tasks, padded
-from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight, halves, implied_zero
+from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight, doubled, halves, implied_zero
 
 KINDS: dict[Number, int] = {"e4m3": 1, "int8": 2, "int4": 3}
 """What kernels call a number; 0 is bfloat16."""
@@ -268,7 +268,8 @@ def can_pack(weight: QuantisedWeight) -> bool:
 
 
 def pack_quantised(weight: QuantisedWeight) -> PackedWeight:
-    """A copy, of a weight that `can_pack`."""
+    """A copy, of a weight that `can_pack`; e2m1 takes 8 bits here."""
+    weight = doubled(weight) if weight.number == "e2m1" else weight
     kind, (outputs, inputs) = KINDS[weight.number], weight.shape
     elements = _elements(kind)
     bits = 32 // elements

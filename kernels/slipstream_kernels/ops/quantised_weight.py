@@ -11,8 +11,15 @@ from typing import Literal
 
 import torch
 
-Number = Literal["e4m3", "int8", "int4"]
-"""What a code is: a float of 4 bits of exponent and 3 of mantissa (arXiv 2209.05433), or an unsigned integer."""
+Number = Literal["e4m3", "int8", "int4", "e2m1"]
+"""What a code is: a float of 4 bits of exponent and 3 of mantissa (arXiv 2209.05433), or of 2 and 1 (OCP Microscaling
+Formats, version 1.0), or an unsigned integer."""
+
+PAIRED: tuple[Number, ...] = ("int4", "e2m1")
+"""Of codes of 4 bits."""
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Numbers without their sign, the highest bit."""
 
 _ROWS_BYTES = 1 << 26
 """Of the float32 values that are decoded at a time."""
@@ -22,9 +29,9 @@ _ROWS_BYTES = 1 << 26
 class QuantisedWeight:
     """A weight [N, K] whose elements share a scale, and a zero point, along `group` of K; the last group may be short.
 
-    codes: uint8 [N, K]; of int4 [N, K / 2], whose low halves are the even elements.
+    codes: uint8 [N, K]; of `PAIRED` ones [N, K / 2], whose low halves are the even elements.
     scales: float16, bfloat16 or float32 [N, ceil(K / group)].
-    zeros: int16 of the same shape; None: 0 of e4m3, else half of the range of codes.
+    zeros: int16 of the same shape, of integers; None: half of the range of codes.
     """
 
     number: Number
@@ -37,7 +44,7 @@ class QuantisedWeight:
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         outputs, width = self.codes.shape
-        return outputs, width * 2 if self.number == "int4" else width
+        return outputs, width * 2 if self.number in PAIRED else width
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +63,7 @@ class QuantisedWeight:
 
     def columns(self, start: int, stop: int) -> QuantisedWeight:
         """Columns from `start` to `stop`, which are a multiple of 2, and of `group` where that is less than a row."""
-        part = slice(start // 2, stop // 2) if self.number == "int4" else slice(start, stop)
+        part = slice(start // 2, stop // 2) if self.number in PAIRED else slice(start, stop)
         scales, zeros = self.scales, self.zeros
         if self.group < self.shape[1]:
             assert start % self.group == stop % self.group == 0
@@ -66,7 +73,7 @@ class QuantisedWeight:
 
 
 def halves(codes: torch.Tensor) -> torch.Tensor:
-    """Two int4 codes of each byte [N, K / 2] side by side: uint8 [N, K]."""
+    """Two codes of 4 bits of each byte [N, K / 2] side by side: uint8 [N, K]."""
     return torch.stack((codes & 15, codes >> 4), -1).flatten(1)
 
 
@@ -92,6 +99,10 @@ def decode(weight: QuantisedWeight) -> torch.Tensor:
 def _decoded(weight: QuantisedWeight) -> torch.Tensor:
     if weight.number == "e4m3":
         values = weight.codes.view(torch.float8_e4m3fn).float()
+    elif weight.number == "e2m1":
+        values = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=weight.codes.device)[
+            halves(weight.codes).int()
+        ]
     else:
         values = (halves(weight.codes) if weight.number == "int4" else weight.codes).float()
         values -= implied_zero(weight.number) if weight.zeros is None else _spread(weight.zeros.float(), weight)
@@ -107,7 +118,14 @@ def _spread(groups: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
 
 def implied_zero(number: Number) -> int:
     """The zero point of a weight that has none of its own."""
-    return {"e4m3": 0, "int8": 128, "int4": 8}[number]
+    return {"e4m3": 0, "e2m1": 0, "int8": 128, "int4": 8}[number]
+
+
+def doubled(weight: QuantisedWeight) -> QuantisedWeight:
+    """A weight of e2m1 as one of int8 with half the scales, which decodes to the same."""
+    table = torch.tensor([implied_zero("int8") + round(2 * sign * value) for sign in (1, -1) for value in _E2M1])
+    codes = table.to(torch.uint8)[halves(weight.codes).int()]
+    return QuantisedWeight("int8", codes, weight.scales / 2, None, weight.group)
 
 
 def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight | None:

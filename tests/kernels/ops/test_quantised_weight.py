@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode, halves, paired, stacked
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode, doubled, halves, paired, stacked
 from support.quantised_weights import NUMBERS, bits_of, random_weight
 
 
@@ -34,6 +34,10 @@ def test_every_code_of_every_number() -> None:
     assert decode(floats)[0, 127].isnan() and decode(floats)[0, 0x78] == 256 and decode(floats)[0, 1] == 2.0**-9
     whole = QuantisedWeight("int8", codes[None], torch.full((1, 1), 0.5), None, 256)
     assert decode(whole)[0].tolist() == [float(torch.tensor((code - 128) * 0.5).bfloat16()) for code in range(256)]
+    sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    small = QuantisedWeight("e2m1", paired(codes[None, :16]), torch.full((1, 1), 4.0), None, 16)
+    assert decode(small)[0].tolist() == [4 * size for size in sizes] + [-4 * size for size in sizes]
+    assert torch.equal(decode(doubled(small)), decode(small)) and small.shape == (1, 16)
     half = QuantisedWeight("int4", paired(codes[None, :16]), torch.ones(1, 1), torch.full((1, 1), 16).short(), 16)
     assert decode(half)[0].tolist() == [code - 16 for code in range(16)]
 

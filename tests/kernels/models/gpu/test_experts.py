@@ -12,12 +12,18 @@ import torch
 import transformers
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
+from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.forward.ops_namespace import kernels
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts
+from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.token_tree import TokenTree
+from support.experts import pack_mxfp4
 from support.families import EXPERTS
 from support.gpu_passes import Span, pass_of
 from support.models import make_tiny_model
@@ -94,6 +100,44 @@ def test_ranks_share_every_expert(tmp_path: Path) -> None:
     assert all(torch.equal(each.router, whole.router) for each in parts)
     assert torch.equal(torch.cat([each.gate_up for each in parts], 1), whole.gate_up)
     assert torch.equal(torch.cat([each.down for each in parts], 2), whole.down)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_quantised_experts_stay_packed(name: str, ranks: int, tmp_path: Path) -> None:
+    """What they decode to is what another device loads, on every rank its part."""
+    form = on_a_gpu(name) | {"heads": 4, "kv_heads": 2, "intermediate_size": 128}
+    form["overrides"] = form["overrides"] | {"moe_intermediate_size": 128}
+    folder = make_tiny_model(tmp_path / "model", **form)
+    if name == "gpt_oss":
+        pack_mxfp4(folder)
+    else:
+        quantise_folder(folder, tmp_path / "quantised", RoundedFormat("w4a16", 64))
+        folder = tmp_path / "quantised"
+    config = ModelConfig.from_folder(folder)
+    expected = load_tensors(folder, config)
+    for rank in range(ranks):
+        weights = GpuWeights.load(folder, config, "cpu", rank=rank, size=ranks, progress=False)
+        experts = weights.layers[2 if name == "qwen3_moe" else 1].experts
+        assert experts is not None and isinstance(experts.gate_up, PackedExperts)
+        assert isinstance(experts.down, PackedExperts) and weights.nbytes == weight_bytes(weights.shard)
+        prefix = f"model.layers.{2 if name == 'qwen3_moe' else 1}.mlp.experts.1."
+        gate, up = separate_gate_up(experts.gate_up.decoded(1)).chunk(2)
+        part = slice(rank * len(gate), (rank + 1) * len(gate))
+        assert torch.equal(gate, expected[prefix + "gate_proj.weight"][part])
+        assert torch.equal(up, expected[prefix + "up_proj.weight"][part])
+        assert torch.equal(experts.down.decoded(1), expected[prefix + "down_proj.weight"][:, part])
+
+
+def test_packed_experts_serve(tmp_path: Path) -> None:
+    """As the model that they decode to, by the ops' twins: all but the order of sums is the same."""
+    folder = make_tiny_model(tmp_path / "model", **EXPERTS["gpt_oss"])
+    pack_mxfp4(folder)
+    config = ModelConfig.from_folder(folder)
+    span = Span(0, list(range(40)), 0, [0, 7, 3])
+    plain = GpuWeights.from_tensors(replace(config, quantisation=None), load_tensors(folder, config).items(), "cpu")
+    expected = logits_of(GpuModel.from_weights(plain, GpuLimits(**SIZES)), [span])
+    assert torch.equal(logits_of(load(folder), [span]), expected)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream_kernels.models.checkpoint.expert_names import PARTS, expert_module
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tensor_names import stored_name
 from slipstream_kernels.models.gpu.ranks.shard import Shard
@@ -13,7 +12,6 @@ from slipstream_kernels.ops.gpu.packed.packed_weight import PackedForm, can_pack
 
 HEAD = "head"
 LAYERS = ("qkv", "o", "gate_up", "down")
-_EXPERTS = "experts"
 
 
 def shape_of(shard: Shard, name: str, layer: int) -> tuple[int, int]:
@@ -61,16 +59,15 @@ def decoded_layers(shard: Shard) -> list[str]:
         return []
     return [
         f"layer {layer} {name}" if name != HEAD else name
-        for name, layer in (*_all(shard.config), *_experts(shard.config))
-        if (name == _EXPERTS or packed_form(shard, name, layer) is None) and _is_quantised(shard.config, name, layer)
+        for name, layer in _all(shard.config)
+        if packed_form(shard, name, layer) is None and _is_quantised(shard.config, name, layer)
     ]
 
 
 def _is_quantised(config: ModelConfig, name: str, layer: int) -> bool:
     """Whether any of a layer's modules is."""
     assert config.quantisation is not None
-    schemes = map(config.quantisation.scheme_of, _modules(config, name, layer))
-    return any(scheme is not None for scheme in schemes) or (name == _EXPERTS and config.packed_experts)
+    return any(config.quantisation.scheme_of(module) is not None for module in _modules(config, name, layer))
 
 
 def room_size(shard: Shard) -> int:
@@ -89,10 +86,6 @@ def _all(config: ModelConfig) -> list[tuple[str, int]]:
     return [*((name, layer) for name, layer in layers if _modules(config, name, layer)), (HEAD, 0)]
 
 
-def _experts(config: ModelConfig) -> list[tuple[str, int]]:
-    return [(_EXPERTS, layer) for layer in range(config.num_layers) if config.has_experts(layer)]
-
-
 def _modules(config: ModelConfig, name: str, layer: int) -> Sequence[str]:
     """As the folder calls them."""
     if name == HEAD:
@@ -105,7 +98,6 @@ def _modules(config: ModelConfig, name: str, layer: int) -> Sequence[str]:
         "o": ("self_attn.o_proj",),
         "gate_up": (f"{network}.gate_proj", f"{network}.up_proj"),
         "down": (f"{network}.down_proj",),
-        _EXPERTS: tuple(expert_module(0, part) for part in PARTS),
     }[name]
     names = (stored_name(config, f"model.layers.{layer}.{part}.weight") for part in parts)
     return [each.removesuffix(".weight") for each in names]

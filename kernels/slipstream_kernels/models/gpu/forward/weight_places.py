@@ -75,7 +75,7 @@ class Place:
             parts: Sequence[torch.Tensor | None] = [_part(whole, self.axis, shard)]
         else:
             assert isinstance(tensor, QuantisedWeight)
-            made = pack(_quantised_part(tensor, self.axis, shard).to(device), self.packed.form)
+            made = pack(quantised_part(tensor, self.axis, shard).to(device), self.packed.form)
             parts = [made.codes, made.scales, made.zeros]
         for view, part in zip(self.views, parts, strict=True):
             if view is not None and part is not None:
@@ -89,7 +89,8 @@ def _part(tensor: torch.Tensor, axis: int | None, shard: Shard) -> torch.Tensor:
     return tensor.narrow(axis, shard.rank * width, width)
 
 
-def _quantised_part(weight: QuantisedWeight, axis: int | None, shard: Shard) -> QuantisedWeight:
+def quantised_part(weight: QuantisedWeight, axis: int | None, shard: Shard) -> QuantisedWeight:
+    """The rank's part of a weight that ranks share along `axis`."""
     if axis is None or shard.size == 1:
         return weight
     width = weight.shape[axis] // shard.size

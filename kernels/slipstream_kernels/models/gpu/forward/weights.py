@@ -14,7 +14,12 @@ from slipstream_kernels.models.checkpoint.load_warnings import tell
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tensor_names import SINKS
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_weights
-from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights, expert_bytes
+from slipstream_kernels.models.gpu.forward.expert_weights import (
+    ExpertWeights,
+    PackedPlace,
+    decoded_experts,
+    expert_bytes,
+)
 from slipstream_kernels.models.gpu.forward.packed_layers import (
     HEAD,
     LAYERS,
@@ -110,7 +115,7 @@ class GpuWeights:
         weights = cls._empty(Shard(config, rank, size), device)
         if rank == 0:
             tell(folder, config)
-            if decoded := decoded_layers(weights.shard):
+            if decoded := [*decoded_layers(weights.shard), *decoded_experts(weights.shard)]:
                 _log.warning(
                     "%s: %d layers are decoded to bfloat16, as their parts differ or no kernel takes them: first %s",
                     folder,
@@ -216,7 +221,7 @@ class GpuWeights:
                 attention_norm=norm(hidden) if own.branch_norms else None,
                 mlp_norm=norm(hidden) if own.branch_norms else None,
                 sinks=torch.empty(shard.heads, dtype=torch.float32, device=device) if own.sinks else None,
-                experts=ExpertWeights.empty(shard, device) if config.has_experts(layer) else None,
+                experts=ExpertWeights.empty(shard, layer, device) if config.has_experts(layer) else None,
             )
             for layer in range(config.num_layers)
         )
@@ -240,7 +245,7 @@ def weight_bytes(shard: Shard) -> int:
     norm_bytes = (config.num_layers * norms + hidden) * (4 if own.stored_less_one else 2)
     layers = sum(2 * biases + sum(linear(name, layer) for name in LAYERS) for layer in range(config.num_layers))
     layers += 4 * config.num_layers * shard.heads * own.sinks
-    layers += sum(expert_bytes(shard) for layer in range(config.num_layers) if config.has_experts(layer))
+    layers += sum(expert_bytes(shard, layer) for layer in range(config.num_layers) if config.has_experts(layer))
     head = 0 if config.tie_word_embeddings else linear(HEAD)
     return layers + norm_bytes + head + 2 * (hidden * config.vocab_size + room_size(shard))
 
@@ -270,7 +275,7 @@ def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, AnyTensor]], title: 
             _place(weights, name).fill(tensor, shard)
 
 
-def _place(weights: GpuWeights, name: str) -> Place:
+def _place(weights: GpuWeights, name: str) -> Place | PackedPlace:
     """Where a tensor of the checkpoint goes."""
     if not name.startswith(_LAYERS):
         return {

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from slipstream_kernels.ops.experts.clamped_swiglu import SLOPE, clamped_swiglu_reference
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups
+from slipstream_kernels.ops.gpu.experts.packed_experts import DEPTH, PackedExperts, packed_sums, zero_of
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.linear_epilogue import gate_and_up, gated_sums
@@ -22,10 +23,14 @@ from slipstream_kernels.ops.gpu.linear_stream import chained_sums
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.tuning import filled
+from slipstream_kernels.ops.quantised_weight import PAIRED
+
+ExpertMatrix = torch.Tensor | PackedExperts
+"""Weights of all experts, in bfloat16 or packed."""
 
 _SLOPE = tl.constexpr(SLOPE)
-_ROOM = 200 * 1024
-"""Bytes of shared memory for the stages of a program."""
+_ROOM, _SHARED_ROOM = 200 * 1024, 104 * 1024
+"""Bytes of shared memory for the stages of a program, and of one of two on a multiprocessor."""
 
 
 @triton.jit
@@ -47,12 +52,15 @@ def _expert_linear(
     order: tl.tensor,
     blocks: tl.tensor,
     bias: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
     share: int,
     outputs: int,
     inputs: int,
     x_stride: int,
     out_stride: int,
     of_row: int,
+    groups: int,
     WEIGHT_ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -62,8 +70,16 @@ def _expert_linear(
     BIAS: tl.constexpr,
     LIMIT: tl.constexpr,
     WORDS: tl.constexpr,
+    NUMBER: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    ZEROS: tl.constexpr,
 ) -> None:
-    """`share` outputs of one block of pairs, or of one pair where not GROUPED; `of_row` pairs have one row of x."""
+    """`share` outputs of one block of pairs, or of one pair where not GROUPED; `of_row` pairs have one row of x.
+
+    Where NUMBER is not empty `weight` are codes: see `packed_experts`.
+    """
     release_next()
     tiles = tl.cdiv(outputs, share)
     block = tl.program_id(0) // tiles
@@ -83,9 +99,28 @@ def _expert_linear(
         pairs = block + tl.zeros_like(tokens)
     present = tokens < count
     x_at = x + (pairs // of_row).to(tl.int64)[:, None] * x_stride
-    rows_at = weight + (expert.to(tl.int64) * outputs * PRODUCTS + lines) * inputs
+    rows = expert.to(tl.int64) * outputs * PRODUCTS + lines
     depth = tl.where(count > 0, inputs, 0)  # a block without pairs reads nothing
-    sums = chained_sums(x_at, rows_at, present[:, None], own[:, None], depth, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
+    if NUMBER == "":
+        rows_at = weight + rows * inputs
+        sums = chained_sums(x_at, rows_at, present[:, None], own[:, None], depth, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
+    else:
+        sums = packed_sums(
+            x_at,
+            weight + rows * (inputs // PER_BYTE),
+            scales + rows * groups,
+            zeros + rows * groups,
+            present[:, None],
+            own,
+            depth,
+            groups,
+            WEIGHT_ROWS,
+            TOKENS,
+            NUMBER,
+            GROUP,
+            ZERO,
+            ZEROS,
+        )
     if BIAS:
         added = tl.load(bias + expert.to(tl.int64) * outputs * PRODUCTS + lines, mask=own, other=0.0)
         sums += added.to(tl.float32)[:, None]
@@ -99,13 +134,21 @@ def _expert_linear(
 def expert_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
     """A tile for any shape; a block has at most `tokens` pairs."""
     products = 2 if gated else 1
-    weight_rows = 64 if tokens <= 32 else 128
-    return filled(Tile(min(weight_rows // products, outputs), tokens, 128 if tokens <= 32 else 64, 1), gated, _ROOM)
+    if tokens <= 32:
+        return filled(Tile(min(64 // products, outputs), tokens, 128, 1), gated, _SHARED_ROOM)
+    return filled(Tile(min(128 // products, outputs), tokens, 64, 1), gated, _ROOM)
+
+
+def packed_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
+    """The same for packed weights, of which few columns are decoded at a time."""
+    products = 2 if gated else 1
+    weight_rows = 64 if tokens <= 64 else 128
+    return Tile(min(weight_rows // products, outputs), tokens, DEPTH, 3, 4 if tokens <= 64 else 8)
 
 
 def expert_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: ExpertMatrix,
     out: torch.Tensor,
     ids: torch.Tensor,
     groups: ExpertGroups | None = None,
@@ -117,38 +160,44 @@ def expert_linear(
 ) -> None:
     """out[p] = weight[ids[p]] x[p // n] + bias[ids[p]] of each pair p, of which n have one row of x; rounded once.
 
-    bfloat16 x [rows, K], weight [experts, N, K]; out [pairs, N], bfloat16 or float32; int32 ids [rows, chosen],
-    contiguous. `groups`: of `group_rows` of the same ids; None: each pair is computed by itself. Where `gated`,
+    bfloat16 x [rows, K], weight [experts, N, K], or packed; out [pairs, N], bfloat16 or float32; int32 ids [rows,
+    chosen], contiguous. `groups`: of `group_rows` of the same ids; None: each pair is computed alone. Where `gated`,
     weight is [experts, 2 N, K] in the order of gate_up.py, and out is silu(gate) * up of the float32 sums; with a
     `limit` the gate is that of `slipstream_kernels.ops.experts.clamped_swiglu`. bias: bfloat16 [experts, N or 2 N], in
     the order of the weight, added to the sums.
     """
     pairs, outputs, inputs = ids.numel(), out.shape[1], x.shape[1]
     assert x.stride(1) == out.stride(1) == 1
-    assert weight.is_contiguous()
-    assert weight.shape[1:] == (outputs * (2 if gated else 1), inputs)
+    packed = weight if isinstance(weight, PackedExperts) else None
+    stored = weight.codes if isinstance(weight, PackedExperts) else weight
+    assert stored.is_contiguous()
+    assert tuple(weight.shape[1:]) == (outputs * (2 if gated else 1), inputs)
     assert len(out) == pairs
-    assert bias is None or bias.shape == weight.shape[:2]
+    assert bias is None or bias.shape == stored.shape[:2]
     assert pairs % len(x) == inputs % 16 == x.stride(0) % 8 == 0
-    tile = tile or expert_tile(outputs, 16 if groups is None else groups.tokens, gated=gated)
+    tokens = 16 if groups is None else groups.tokens
+    tile = tile or (expert_tile if packed is None else packed_tile)(outputs, tokens, gated=gated)
     assert groups is None or tile.tokens == groups.tokens
     blocks = pairs if groups is None else len(groups.blocks)
     launch(
         _expert_linear,
         (blocks * triton.cdiv(outputs, tile.outputs),),
         x,
-        weight,
+        stored,
         out,
         ids,
         ids if groups is None else groups.order,
         ids if groups is None else groups.blocks,
-        weight if bias is None else bias,
+        stored if bias is None else bias,
+        stored if packed is None else packed.scales,
+        stored if packed is None or packed.zeros is None else packed.zeros,
         tile.outputs,
         outputs,
         inputs,
         x.stride(0),
         out.stride(0),
         pairs // len(x),
+        0 if packed is None else packed.scales.shape[2],
         warps=tile.warps,
         stages=tile.stages,
         WEIGHT_ROWS=tile.weight_rows(gated),
@@ -160,12 +209,17 @@ def expert_linear(
         BIAS=bias is not None,
         LIMIT=limit,
         WORDS=WORDS,
+        NUMBER="" if packed is None else packed.number,
+        PER_BYTE=2 if packed is not None and packed.number in PAIRED else 1,
+        GROUP=0 if packed is None else packed.group,
+        ZERO=0.0 if packed is None else zero_of(packed),
+        ZEROS=packed is not None and packed.zeros is not None,
     )
 
 
 def expert_linear_reference(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: ExpertMatrix,
     out: torch.Tensor,
     ids: torch.Tensor,
     groups: ExpertGroups | None = None,  # noqa: ARG001  # the twin's signature
@@ -180,7 +234,8 @@ def expert_linear_reference(
     rows = x.repeat_interleave(len(experts) // len(x), 0)
     for expert in experts.unique():
         pairs = experts == expert
-        sums = rows[pairs].double() @ weight[int(expert)].double().T
+        whole = weight.decoded(int(expert)) if isinstance(weight, PackedExperts) else weight[int(expert)]
+        sums = rows[pairs].double() @ whole.double().T
         if bias is not None:
             sums += bias[int(expert)].double()
         if gated:

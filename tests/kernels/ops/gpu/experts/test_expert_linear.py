@@ -5,9 +5,12 @@ import torch
 
 from slipstream_kernels.ops.gpu.experts.expert_linear import expert_linear, expert_linear_reference
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups, group_rows, most_blocks
+from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts, can_pack_experts
 from slipstream_kernels.ops.gpu.gate_up import interleave_gate_up
 from slipstream_kernels.ops.gpu.linear import linear
 from slipstream_kernels.ops.gpu.linear_tile import Tile
+from slipstream_kernels.ops.quantised_weight import decode
+from support.quantised_weights import random_weight
 
 EXPERTS, INPUTS, OUTPUTS = 3, 80, 48
 
@@ -57,6 +60,44 @@ def test_biases_and_a_clamped_gate(device: torch.device, limit: float) -> None:
     expert_linear(x, weight, sums, ids, bias=bias)
     expert_linear_reference(x, weight, plain, ids, bias=bias)
     torch.testing.assert_close(sums, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("number", "group", "zeros"),
+    [("e2m1", 32, False), ("e4m3", 128, False), ("int4", 64, True), ("int8", 0, True), ("e4m3", 0, False)],
+)
+@pytest.mark.parametrize("tokens", [0, 16])
+def test_packed_weights_are_decoded(device: torch.device, number: str, group: int, zeros: bool, tokens: int) -> None:
+    """As the linear layer of the decoded weights; columns that fill no step of decoding."""
+    inputs = 384 if group == 128 else 320
+    _, _, ids = operands(device, 4, OUTPUTS)
+    x = torch.randn(4, inputs, device=device).bfloat16()
+    parts = [
+        random_weight(number, OUTPUTS, inputs, group=group or inputs, zeros=zeros, seed=seed) for seed in range(EXPERTS)
+    ]
+    packed = PackedExperts.empty(number, (EXPERTS, OUTPUTS, inputs), group, device, zeros=zeros)
+    for expert, part in enumerate(parts):
+        packed.codes[expert].copy_(part.codes)
+        packed.scales[expert].copy_(part.scales)
+        if packed.zeros is not None and part.zeros is not None:
+            packed.zeros[expert].copy_(part.zeros)
+    plain = torch.stack([packed.decoded(expert) for expert in range(EXPERTS)])
+    if number != "e2m1":  # whose scales are powers of two, in bfloat16
+        assert torch.equal(plain.cpu(), torch.stack([decode(part) for part in parts]))
+    groups = groups_of(ids, tokens) if tokens else None
+    found, expected = (torch.full((8, OUTPUTS), torch.nan, device=device) for _ in range(2))
+    expert_linear(x, packed, found, ids, groups)
+    expert_linear(x, plain, expected, ids, groups)
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+    if device.type == "cuda":
+        assert torch.equal(found, expected)
+    expert_linear_reference(x, packed, expected, ids)
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+
+
+def test_what_can_be_packed() -> None:
+    assert can_pack_experts(2880, 32) and can_pack_experts(768, 128) and can_pack_experts(96, 96)
+    assert not can_pack_experts(2880, 128) and not can_pack_experts(48, 48) and not can_pack_experts(512, 256)
 
 
 def test_a_row_for_each_pair(device: torch.device) -> None:
