@@ -13,7 +13,10 @@ from slipstream_kernels.ops.gpu.rounding import rounded
 
 MATRIX_ROWS = 64
 """Rows of the matrix instruction's first operand: those that a rank lacks are zero, and read from nowhere."""
-_DEPTH, _STAGES, _WARPS = 128, 4, 4
+_FEW = 16
+_DEPTHS, _STAGES, _WARPS = (256, 128), (5, 4), 4
+"""Steps along the inputs, and how many are on their way at a time: of blocks of few rows, which have a multiprocessor
+each and wait for memory, and of others. Both fit its shared memory."""
 
 
 @triton.jit
@@ -61,7 +64,8 @@ def shrink(x: torch.Tensor, a: torch.Tensor, scales: torch.Tensor, rows: Adapter
     assert x.shape[1] % 16 == x.stride(0) % 8 == 0
     ranks, inputs = a.shape[1:]
     blocks, size = rows.rows.shape
-    depth = min(_DEPTH, triton.next_power_of_2(inputs))
+    kind = int(size > _FEW)
+    depth = min(_DEPTHS[kind], triton.next_power_of_2(inputs))
     launch(
         _shrink,
         (blocks, triton.cdiv(ranks, MATRIX_ROWS)),
@@ -75,7 +79,7 @@ def shrink(x: torch.Tensor, a: torch.Tensor, scales: torch.Tensor, rows: Adapter
         inputs,
         x.stride(0),
         warps=_WARPS,
-        stages=_STAGES,
+        stages=_STAGES[kind],
         SIZE=size,
         RANKS=MATRIX_ROWS,
         DEPTH=depth,

@@ -1,0 +1,208 @@
+"""Bits and speed of passes whose rows have LoRA adapters, at the shapes of Llama-3.1-8B, on a GPU.
+
+    python -m benchmarks.adapter_speed --output adapter_speed.json        # on a GPU; about 3 minutes
+    python -m benchmarks.adapter_speed --tiny --device cpu                # a small random model, by the ops' twins
+
+Random weights and adapters of all projections. Bits: requests with each adapter and without decode a token alone, all
+together, and in reversed order; rows without an adapter also in a model that has no room for any. Logits that differ
+make the run fail. Speed: decode passes at context 1k, of requests without adapters, and with as many as there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.inflate.shape import LLAMA_8B, Shape
+from benchmarks.inflate.tensors import source_of
+from benchmarks.lib.report import gpu_machine, markdown_table, write_json
+from benchmarks.lib.repository import DEMO_MODEL
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter, adaptable_modules
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.gpu.batch.pass_plan import Int32
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
+from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel, PassPlan
+from slipstream_kernels.ops.gpu.sampling_table import pack_line
+from slipstream_kernels.ops.lora.lora_weight import LoraWeight
+
+TINY = Shape(128, 2, 2, 1, 64, 256, vocab_size=512, max_context=4096)
+PAGE_SIZE = 16
+PROMPT = 24
+WANTED = 1.1
+"""Of the time of a pass without adapters: at most so much with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """adapters and their rank; requests of timed passes, which are at position context; passes timed."""
+
+    adapters: int = 16
+    rank: int = 16
+    batches: tuple[int, ...] = (1, 16, 64)
+    context: int = 1024
+    passes: int = 100
+
+    @property
+    def limits(self) -> GpuLimits:
+        running = max(*self.batches, self.adapters + 1)
+        pages = -(-(self.context + 1) // PAGE_SIZE)
+        return GpuLimits(
+            max_running=running,
+            max_nodes=1,
+            step_nodes=0,
+            prefill_chunk=64,
+            page_size=PAGE_SIZE,
+            num_pages=running * pages,
+            max_context=pages * PAGE_SIZE,
+            adapters=self.adapters,
+            adapter_rank=self.rank,
+        )
+
+
+def random_adapter(config: ModelConfig, rank: int, seed: int) -> LoraAdapter:
+    """Of all projections, as strong as a tenth of what it is added to."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, (outputs, inputs) in adaptable_modules(config).items():
+        a = torch.randn(rank, inputs, generator=generator).mul_(inputs**-0.5).bfloat16()
+        b = torch.randn(outputs, rank, generator=generator).mul_(0.1 * rank**-0.5).bfloat16()
+        weights[name] = LoraWeight(a, b, 1.0)
+    return LoraAdapter(weights, rank, str(seed))
+
+
+class Bench:
+    """A model whose line i owns the i-th run of pages."""
+
+    def __init__(self, weights: GpuWeights, limits: GpuLimits) -> None:
+        self.model = GpuModel.from_weights(weights, limits)
+        self._pages = self.model.limits.context_pages
+        for line in range(limits.max_running):
+            pages = np.arange(line * self._pages, (line + 1) * self._pages, dtype=np.int32)
+            self.model.set_pages(line, 0, pages)
+
+    def use(self, adapters: Sequence[int]) -> None:
+        """The adapter of each line, from the first on."""
+        for line, slot in enumerate(adapters):
+            self.model.set_line(line, pack_line(), adapter=slot)
+
+    def prefill(self, line: int, tokens: Int32) -> None:
+        slots = line * self._pages * PAGE_SIZE + np.arange(len(tokens), dtype=np.int32)
+        self.model.launch(PassPlan.chunk(tokens, line=line, start=0, slots=slots)).results()
+
+    def decode(self, lines: Sequence[int], position: int, tokens: Int32, *, keep: bool = True) -> PassPlan:
+        """One token of each line at the same position."""
+        rows = len(lines)
+        count, own = np.arange(rows, dtype=np.int32), np.array(lines, np.int32)
+        spans = np.stack([count, np.ones_like(count), own, np.full(rows, position + 1, np.int32)], axis=1)
+        return PassPlan(
+            token_ids=tokens,
+            positions=np.full(rows, position, np.int32),
+            write_slots=own * np.int32(self._pages * PAGE_SIZE) + np.int32(position),
+            lines=own,
+            prefix_lengths=np.full(rows, position + 1, np.int32),
+            parents=np.full(rows, -2, np.int32),
+            root_rows=count,
+            logit_rows=count,
+            deciding=spans,
+            decodes=spans,
+            keep_logits=keep,
+        )
+
+    def logits(self, lines: Sequence[int], tokens: Int32) -> torch.Tensor:
+        ticket = self.model.launch(self.decode(lines, PROMPT, tokens[list(lines)]))
+        ticket.results()
+        return ticket.logits[: len(lines)].clone().cpu()
+
+    def milliseconds(self, batch: int, sizes: Sizes) -> float:
+        """Of a decode pass of the first lines, the median of the times between passes that follow one another."""
+        plan = self.decode(range(batch), sizes.context, np.arange(batch, dtype=np.int32), keep=False)
+        times, last, ticket = [], time.perf_counter(), self.model.launch(plan)
+        for _ in range(sizes.passes):
+            following = self.model.launch(plan)
+            ticket.results()
+            now = time.perf_counter()
+            times.append(now - last)
+            last, ticket = now, following
+        ticket.results()
+        return 1e3 * float(np.median(times[len(times) // 5 :]))
+
+
+def compare_bits(bench: Bench, bare: Bench, sizes: Sizes) -> dict[str, int]:
+    """Rows whose logits differ from those that they have alone; or, without an adapter, in a model that knows none."""
+    lines = list(range(sizes.adapters + 1))
+    slots = [*range(sizes.adapters), -1]
+    vocab_size = bench.model.config.vocab_size
+    tokens = np.random.default_rng(3).integers(0, vocab_size, (len(lines), PROMPT + 1)).astype(np.int32)
+    bench.use(slots)
+    for line in lines:
+        bench.prefill(line, tokens[line, :PROMPT].copy())
+    last = tokens[:, PROMPT].copy()
+    alone = [bench.logits([line], last)[0] for line in lines]
+    together, turned = bench.logits(lines, last), bench.logits(lines[::-1], last).flip(0)
+    differing = sum(
+        not (torch.equal(each, together[line]) and torch.equal(each, turned[line])) for line, each in enumerate(alone)
+    )
+    plain = lines[-1]
+    bare.use([-1] * len(lines))
+    bare.prefill(plain, tokens[plain, :PROMPT].copy())
+    same = torch.equal(alone[plain], bare.logits([plain], last)[0])
+    equal = sum(torch.equal(each, alone[plain]) for each in alone[:-1])
+    return {"rows": len(lines), "differing": differing, "differing without": int(not same), "without effect": equal}
+
+
+def measure_speed(bench: Bench, sizes: Sizes) -> list[dict[str, Any]]:
+    rows = []
+    for batch in sizes.batches:
+        bench.use([-1] * batch)
+        plain = bench.milliseconds(batch, sizes)
+        bench.use([line % sizes.adapters for line in range(batch)])
+        adapted = bench.milliseconds(batch, sizes)
+        adapters = min(batch, sizes.adapters)
+        rows.append({"batch": batch, "adapters": adapters, "none ms": plain, "ms": adapted, "ratio": adapted / plain})
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--adapters", type=int, default=16, help="how many (16)")
+    parser.add_argument("--rank", type=int, default=16, help="of each (16)")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="the model that has the shape put on")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu for a trial with the ops' twins (cuda)")
+    parser.add_argument("--tiny", action="store_true", help="a small model, and few passes")
+    parser.add_argument("--output", type=Path, help="a JSON file")
+    options = parser.parse_args(arguments)
+    sizes = Sizes(options.adapters, options.rank)
+    if options.tiny:
+        sizes = Sizes(min(3, options.adapters), options.rank, (1, 4), context=40, passes=4)
+    config = source_of("random", options.model, TINY if options.tiny else LLAMA_8B, device="meta").config
+    weights = GpuWeights.random(config, options.device)
+    limits = sizes.limits
+    bare = Bench(weights, GpuLimits(
+        max_running=limits.max_running, max_nodes=1, step_nodes=0, prefill_chunk=64, page_size=PAGE_SIZE,
+        num_pages=limits.num_pages, max_context=limits.max_context,
+    ))  # fmt: skip
+    bench = Bench(weights, limits)
+    begun = time.perf_counter()
+    for slot in range(sizes.adapters):
+        bench.model.write_adapter(slot, random_adapter(config, sizes.rank, slot))
+    loading = (time.perf_counter() - begun) / sizes.adapters
+    bits = compare_bits(bench, bare, sizes)
+    speed = measure_speed(bench, sizes)
+    print(markdown_table(list(speed[0]), [list(row.values()) for row in speed]))
+    print(f"bits: {bits}; an adapter is drawn and written in {loading:.2f} s; at most {WANTED:g} is wanted", flush=True)
+    if options.output:
+        results = {"bits": bits, "speed": speed, "write s": loading}
+        write_json(options.output, {"machine": gpu_machine(options.device), "results": results})
+    return int(any(bits[key] for key in ("differing", "differing without", "without effect")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

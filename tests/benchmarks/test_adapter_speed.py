@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.adapter_speed import main
+
+
+def test_a_small_model_keeps_its_bits(tmp_path: Path) -> None:
+    output = tmp_path / "found.json"
+    assert main(["--tiny", "--device", "cpu", "--rank", "8", "--output", str(output)]) == 0
+    found = json.loads(output.read_text())["results"]
+    assert found["bits"] == {"rows": 4, "differing": 0, "differing without": 0, "without effect": 0}
+    assert [(row["batch"], row["adapters"]) for row in found["speed"]] == [(1, 1), (4, 3)]
