@@ -49,10 +49,15 @@ class TargetRows:
         self.head = self.embedding if len(names) == 1 else found[SCORES].to(device, dtype)
 
     def last_layer(self) -> dict[str, Tensor]:
-        """Float32 weights of the last layer by their names within it, and the final norm as `norm.weight`."""
-        prefix = f"model.layers.{self.config.num_layers - 1}."
-        names = ["input_layernorm", "post_attention_layernorm"]
-        names += [f"self_attn.{each}_proj" for each in "qkvo"] + [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
+        """Float32 weights of the last layer by their names within it, and the final norm as `norm.weight`.
+
+        Those of the feed-forward network are missing where experts stand in its place.
+        """
+        last = self.config.num_layers - 1
+        prefix = f"model.layers.{last}."
+        names = ["input_layernorm", "post_attention_layernorm", *(f"self_attn.{each}_proj" for each in "qkvo")]
+        if not self.config.has_experts(last):
+            names += [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
         found = self._read([_NORM, *(f"{prefix}{name}.weight" for name in names)])
         return {name.removeprefix(prefix).removeprefix("model."): tensor.float() for name, tensor in found.items()}
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from support.families import EXPERTS
 from support.fit_sources import SHAPE, small_target
 from support.models import make_tiny_model
 from support.quantised_models import FORMS, write_quantised
@@ -39,6 +40,13 @@ def test_a_target_that_scales_its_embedding_is_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", family="gemma2")
     with pytest.raises(CheckpointError, match="no heads are trained for a gemma2"):
         TargetRows(folder, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_a_target_with_experts_has_no_last_network(name: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", **EXPERTS[name])
+    layer = TargetRows(folder, torch.device("cpu"), torch.float32).last_layer()
+    assert "self_attn.q_proj.weight" in layer and not any(each.startswith("mlp.") for each in layer)
 
 
 def test_a_target_of_fused_projections_is_read_in_parts(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ class Eagle3Head(UnrolledHead):
                 projection[:, :hidden] *= 0.1
                 projection[:, hidden:] = theirs[f"self_attn.{name}_proj.weight"]
             layer.self_attn.o_proj.weight.copy_(theirs["self_attn.o_proj.weight"])
-            if (wide := self._target.config.intermediate_size) <= self._shape.intermediate_size:
+            wide = self._target.config.intermediate_size
+            if "mlp.gate_proj.weight" in theirs and wide <= self._shape.intermediate_size:
                 for name in ("gate", "up"):
                     getattr(layer.mlp, f"{name}_proj").weight[:wide] = theirs[f"mlp.{name}_proj.weight"]
                 layer.mlp.down_proj.weight[:, :wide] = theirs["mlp.down_proj.weight"]
