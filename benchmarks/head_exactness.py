@@ -1,6 +1,7 @@
 """Answers with an EAGLE-3 head that drafts behind passes in the model's process, against plain decoding's, one by one.
 
     python -m benchmarks.head_exactness --prompts spec_bench_question.jsonl [--device cpu] [--output FILE]
+    python -m benchmarks.head_exactness --prompts ... --limit 2000 --random-budgets 1     # who has a tree is drawn
 
 Requests pass through the verify loop as the service runs it, without a network: plainly one at a time, then with the
 head, at every temperature, alone and many at a time. The exit status is 1 where an answer differs, or where no step on
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from benchmarks.local_engine.figures import Figures
 from benchmarks.local_engine.local_loop import EngineConfig, Job
 from benchmarks.local_engine.measured_model import make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import chat_token_ids
+from benchmarks.local_engine.random_budgets import random_budgets
 from benchmarks.local_engine.speculative_loop import Drafters, plain_loop, speculative_loop
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
@@ -66,7 +69,10 @@ def compare(options: argparse.Namespace) -> list[Figures]:
     spec = f"draft_service.proposers.eagle.eagle3:create:{options.head}:{settings}"
     drafters = Drafters({"eagle3": spec}, IN_PROCESS, options.device, deadline=30.0)
     rows: list[Figures] = []
-    with speculative_loop(model, config, drafters, fingerprint(options.model).tokenizer) as measured:
+    with ExitStack() as stack:
+        measured = stack.enter_context(speculative_loop(model, config, drafters, fingerprint(options.model).tokenizer))
+        if options.random_budgets is not None:
+            stack.enter_context(random_budgets(options.random_budgets))
         for temperature, alone in jobs.items():
             drafted = [replace(job, proposer="eagle3", rows=options.rows) for job in alone]
             for at_once, part in ((1, drafted[: max(1, len(drafted) // 4)]), (options.concurrency, drafted)):
@@ -104,6 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="most new tokens of an answer (64)")
     parser.add_argument("--rows", type=int, default=32, help="of a tree, root included (32)")
     parser.add_argument("--concurrency", type=int, default=32, help="requests at a time, beside one alone (32)")
+    parser.add_argument(
+        "--random-budgets", type=int, metavar="SEED", help="draw who has a tree, how deep and how large, for each step"
+    )
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     options = parser.parse_args(arguments)
     rows = compare(options)

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import head_exactness
 from benchmarks.local_engine.local_loop import LocalLoop
 from support.eagle_heads import EAGLE3, Shape, write_head
+from verify_service.speculation.tree_sizing import TreeSizer
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
 
@@ -38,6 +39,10 @@ def test_answers_are_compared(tiny_model: Path, tmp_path: Path, monkeypatch: pyt
     assert [row["differ"] for row in rows] == [int(spoilt)] * 4
     assert sum(row["accepted"] for row in rows) > 0
     assert not any(row["with trees of the device"] for row in rows)
+    if not spoilt:
+        depths = TreeSizer.depths
+        assert head_exactness.main([*arguments, "--random-budgets", "1"]) == 0
+        assert TreeSizer.depths is depths
 
 
 @pytest.mark.parametrize(("handed", "status"), [((0, 0), 1), ((0, 3), 0)])
