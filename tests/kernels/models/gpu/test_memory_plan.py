@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.model_form import ModelForm
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.weights import weight_bytes
@@ -28,9 +30,15 @@ GIB = 1 << 30
 
 
 def plan(
-    limits: GpuLimits, available: int, *, size: int = 1, mode: str = "exact", plain: bool = False
+    limits: GpuLimits,
+    available: int,
+    *,
+    size: int = 1,
+    mode: str = "exact",
+    plain: bool = False,
+    config: ModelConfig = LLAMA_8B,
 ) -> GpuMemoryPlan:
-    shard = Shard(LLAMA_8B, 0, size)
+    shard = Shard(config, 0, size)
     return plan_memory(shard, limits, mode=mode, plain=plain, graphs=100, available=available, on_host=False)
 
 
@@ -42,6 +50,22 @@ def test_a_large_model_on_a_large_device() -> None:
     assert found.needed <= found.available < found.needed + 16 * 131072
     assert found.num_pages * 16 > 800_000
     assert str(found).startswith("weights 14.96 GiB, ") and str(found).endswith("of 126.00 GiB available")
+
+
+def test_a_large_mixture_of_experts() -> None:
+    """Qwen3-30B-A3B: 30.5 G weights in bfloat16, as published, and what experts compute beside them."""
+    experts = ExpertForm(count=128, chosen=8, size=768, layers=(True,) * 48, normalised=True)
+    config = replace(
+        LLAMA_8B, family="qwen3_moe", vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_layers=48,
+        num_kv_heads=4, form=ModelForm(head_norms=True, experts=experts), max_context=40960,
+    )  # fmt: skip
+    limits = GpuLimits(max_context=8192)
+    found = plan(limits, 80 * GIB, config=config)
+    assert found.weights == weight_bytes(Shard(config)) == 2 * 30_532_122_624
+    pairs = limits.max_rows * 8
+    assert found.activations > pairs * (2 * 768 + 4 * 2048)
+    with pytest.raises(OutOfDeviceMemoryError, match=r"weights 56\.87 GiB, .* of 48\.00 GiB available"):
+        plan(limits, 48 * GIB, config=config)
 
 
 def test_ranks_share_weights_and_pages() -> None:
