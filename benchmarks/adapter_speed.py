@@ -62,8 +62,8 @@ class Sizes:
             page_size=PAGE_SIZE,
             num_pages=running * pages,
             max_context=pages * PAGE_SIZE,
-            adapters=self.adapters,
-            adapter_rank=self.rank,
+            max_adapters=self.adapters,
+            max_adapter_rank=self.rank,
         )
 
 

@@ -167,6 +167,8 @@ def limits_of(config: EngineConfig, boundaries: int = 0) -> GpuLimits:
         num_pages=config.num_pages,
         max_context=config.max_context,
         boundaries=boundaries,
+        max_adapters=config.max_adapters,
+        max_adapter_rank=config.max_adapter_rank,
     )
 
 

@@ -64,18 +64,22 @@ def told(runner: LoopRunner, asked: list[GenerationRequest], concurrency: int) -
     return [(answer.token_ids, answer.logprobs) for answer in runner.run(asked, concurrency)]
 
 
-@pytest.fixture(scope="module")
-def expected(model: CausalLM, adapters: dict[str, LoraAdapter]) -> list[Told]:
+def alone(target: Target, adapters: dict[str, LoraAdapter], asked: list[GenerationRequest]) -> list[Told]:
     """One at a time, in an engine that holds this adapter alone, or has no room for any."""
     found: dict[RequestKey, Told] = {}
     for name in NAMES:
-        own = [request for request in requests() if request.adapter_id == name]
+        own = [request for request in asked if request.adapter_id == name]
         config = replace(CONFIG, max_adapters=1 if name else 0, prefix_cache=False)
-        with running_loop(model, config) as runner:
+        with running_loop(target, config) as runner:
             if name:
                 install(runner, name, adapters[name])
             found |= dict(zip((each.key for each in own), told(runner, own, 1), strict=True))
-    return [found[request.key] for request in requests()]
+    return [found[request.key] for request in asked]
+
+
+@pytest.fixture(scope="module")
+def expected(model: CausalLM, adapters: dict[str, LoraAdapter]) -> list[Told]:
+    return alone(model, adapters, requests())
 
 
 def test_adapters_say_something_of_their_own(expected: list[Told]) -> None:
@@ -98,6 +102,31 @@ def runner(
 
 def test_company_and_trees_change_no_token(runner: LoopRunner, expected: list[Told]) -> None:
     assert told(runner, requests(), 12) == expected
+
+
+def test_requests_that_are_put_off_come_back_with_their_adapters(
+    model: CausalLM, adapters: dict[str, LoraAdapter], expected: list[Told]
+) -> None:
+    with running_loop(model, replace(CONFIG, num_pages=10)) as runner:
+        for name, adapter in adapters.items():
+            install(runner, name, adapter)
+        assert told(runner, requests(), 12) == expected
+        assert runner.loop.state().preemptions > 0
+
+
+def test_the_engine_of_a_gpu_does_as_well(twins: Target, adapters: dict[str, LoraAdapter]) -> None:
+    """By the ops' twins: trees, steps launched ahead, slots that are emptied and filled."""
+    asked = [replace(one, sampling=replace(one.sampling, max_tokens=8)) for one in requests()[:4]]
+    expected = alone(twins, adapters, asked)
+    assert len({tokens for tokens, _ in expected[:4]}) == 4
+    texts = {one.key: (*one.prompt_token_ids, *told[0]) for one, told in zip(asked, expected, strict=True)}
+    with running_loop(twins, CONFIG, OracleTrees(texts, 512)) as runner:
+        for name in ("green", "blue", "red"):
+            install(runner, name, adapters[name])
+        assert told(runner, asked, 4) == expected
+        runner.loop.adapters.remove("green").result(30)
+        install(runner, "green", adapters["green"])
+        assert told(runner, asked[2:3], 1) == expected[2:3]
 
 
 def test_the_cache_is_each_adapters_own(

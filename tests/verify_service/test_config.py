@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slipstream.settings import load
@@ -121,3 +123,36 @@ def test_boundaries_and_their_memory_reach_the_engine_and_the_link() -> None:
     assert given.link_config().feature_boundaries == (2, 5)
     assert settings().engine_config(8).feature_bytes == 256 << 20
     assert settings("--max-boundaries", "0").engine_config(8).feature_bytes == 0
+
+
+def test_adapters_are_named_with_their_folders(tmp_path: Path) -> None:
+    given = settings("--lora-modules", "a=/x", "--lora-modules", "b=/y=z", "--max-lora-rank", "64")
+    assert given.adapters == (("a", Path("/x")), ("b", Path("/y=z")))
+    assert (given.adapter_slots, given.engine_config(8).max_adapters, given.engine_config(8).max_adapter_rank) == (
+        2,
+        2,
+        64,
+    )
+    assert settings().adapter_slots == 0
+    assert settings("--lora-modules", "a=/x", "--lora-dir", str(tmp_path)).adapter_slots == 9
+    assert settings("--lora-dir", str(tmp_path), "--max-loras", "3").adapter_slots == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--lora-modules", "a"), ["lora", "NAME=DIR"]),
+        (("--lora-modules", "a=/x,a=/y"), ["lora", "twice"]),
+        (("--lora-modules", "a=/x,b=/y", "--max-loras", "1"), ["2 adapters", "--max-loras is 1"]),
+        (("--lora-modules", "a=/x", "--tensor-parallel-size", "2"), ["--tensor-parallel-size 1"]),
+        (("--lora-dir", "/nowhere/at/all"), ["--lora-dir", "/nowhere/at/all"]),
+        (("--max-lora-rank", "129"), ["max", "lora", "rank"]),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused_by_flag(
+    flags: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        settings(*flags)
+    told = capsys.readouterr().err
+    assert all(word in told for word in words), told

@@ -341,7 +341,15 @@ def _check_limits(model: GpuModel, config: EngineConfig) -> None:
         raise ValueError(f"max_context is {context}, the model is prepared for {limits.max_context}")
     if config.page_size != limits.page_size:
         raise ValueError(f"page_size is {config.page_size}, the model's is {limits.page_size}")
-    for field_name in ("num_pages", "max_running", "max_nodes", "step_nodes", "prefill_chunk"):
+    for field_name in (
+        "num_pages",
+        "max_running",
+        "max_nodes",
+        "step_nodes",
+        "prefill_chunk",
+        "max_adapters",
+        "max_adapter_rank",
+    ):
         value, limit = getattr(config, field_name), getattr(limits, field_name)
         if value > limit:
             raise ValueError(f"{field_name} is {value}, the model is prepared for {limit}")

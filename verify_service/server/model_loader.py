@@ -104,8 +104,8 @@ def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetM
         max_context=max_context,
         memory_utilization=settings.gpu_memory_utilization,
         boundaries=settings.max_boundaries,
-        adapters=settings.adapter_slots,
-        adapter_rank=settings.max_lora_rank,
+        max_adapters=settings.adapter_slots,
+        max_adapter_rank=settings.max_lora_rank,
     )
     try:
         model = _load_ranks(settings, limits)

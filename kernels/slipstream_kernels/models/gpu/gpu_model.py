@@ -90,7 +90,7 @@ class GpuModel:
                 limits.max_decode_rows, self.config.vocab_size, dtype=torch.float32, device=device
             )
             self.kv = KVStore.empty(weights.shard, limits, device)
-            self._adapters = GpuAdapters(weights.shard, limits, device) if limits.adapters else None
+            self._adapters = GpuAdapters(weights.shard, limits, device) if limits.max_adapters else None
             rotary = {
                 rope: torch.from_numpy(rope.table(limits.max_context, self.config.head_dim)).to(device)
                 for rope in self.config.ropes

@@ -88,7 +88,7 @@ def resolved_limits(
 
     Raises ValueError for limits that do not fit the model, OutOfDeviceMemoryError.
     """
-    if limits.adapters and group is not None:
+    if limits.max_adapters and group is not None:
         raise ValueError("max_loras must be 0 where ranks share the model: adapters are not shared")
     head_dim, longest = shard.config.head_dim, shard.config.max_context
     if device.type == "cuda" and head_dim not in HEAD_DIMS:
@@ -144,7 +144,7 @@ def plan_memory(
         tables=RequestTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,
         reserve=0 if on_host else _CONTEXT_BYTES + graphs * _GRAPH_BYTES,
         available=available,
-        adapters=GpuAdapters(shard, limits, "meta").nbytes if limits.adapters else 0,
+        adapters=GpuAdapters(shard, limits, "meta").nbytes if limits.max_adapters else 0,
     )
     page = per_token * limits.page_size
     num_pages, most_pages = limits.num_pages, _most_pages(shard, limits)

@@ -58,7 +58,7 @@ class Buckets:
         self._plain = _sizes(_ROWS, limits.max_running)
         self._decode = _sizes(_ROWS, limits.max_decode_rows)
         self._has_trees = limits.scratch_slots > 0
-        self._has_adapters = limits.adapters > 0
+        self._has_adapters = limits.max_adapters > 0
         self._plain_prefill = plain_prefill
         self._tiled = [rows for rows in self._plain if tiled_rows is not None and rows >= tiled_rows]
         self._tiled_trees = [rows for rows in self._decode if tiled_trees is not None and rows > tiled_trees]

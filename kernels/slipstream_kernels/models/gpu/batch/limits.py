@@ -15,8 +15,8 @@ class GpuLimits:
 
     Fields are named as in the engine's configuration. `num_pages` 0 stands for as many as fit, `max_context` 0 for
     the model's own. `memory_utilization` is the share of the device's memory that everything together may take.
-    `boundaries` is at how many of them a pass can keep the states of its rows. `adapters` LoRA adapters, of ranks up to
-    `adapter_rank`, have room.
+    `boundaries` is at how many of them a pass can keep the states of its rows. `max_adapters` LoRA adapters, of ranks
+    up to `max_adapter_rank`, have room.
     """
 
     max_running: int = 64
@@ -28,8 +28,8 @@ class GpuLimits:
     max_context: int = 0
     memory_utilization: float = 0.9
     boundaries: int = 0
-    adapters: int = 0
-    adapter_rank: int = 16
+    max_adapters: int = 0
+    max_adapter_rank: int = 16
 
     def __post_init__(self) -> None:
         self._check("max_running", 1, 4096)
@@ -41,8 +41,8 @@ class GpuLimits:
         self._check("max_context", 0, 2**24)
         self._check("memory_utilization", 0.01, 1)
         self._check("boundaries", 0, 64)
-        self._check("adapters", 0, 1024)
-        self._check("adapter_rank", 1, 128)
+        self._check("max_adapters", 0, 1024)
+        self._check("max_adapter_rank", 1, 128)
 
     @property
     def scratch_slots(self) -> int:

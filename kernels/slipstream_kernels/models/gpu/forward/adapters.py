@@ -43,8 +43,8 @@ class GpuAdapters:
     def __init__(self, shard: Shard, limits: GpuLimits, device: torch.device | str) -> None:
         """Takes all memory that there will be. `limits` have one adapter or more, and the shard is the whole model."""
         assert shard.size == 1
-        self._slots = slots = limits.adapters
-        self._rank = rank = -(-limits.adapter_rank // _ALIGNMENT) * _ALIGNMENT
+        self._slots = slots = limits.max_adapters
+        self._rank = rank = -(-limits.max_adapter_rank // _ALIGNMENT) * _ALIGNMENT
         self._parts = _parts(shard)
         parts = {name: tuple(modules.values()) for name, modules in self._parts.items()}
         self._tiles = {name: ExpandTiles.of(parts[name], device, grouped=name == "gate_up") for name in LAYERS}

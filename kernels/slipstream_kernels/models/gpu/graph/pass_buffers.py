@@ -159,7 +159,7 @@ class BufferPool:
         part_rows, part_logits = (rows, logits) if ranks else (0, 0)
         form = config.form
         rounds = form.mlp_bias or form.activation != "silu"
-        gated_rows = rows if rounds or self._limits.adapters else 0
+        gated_rows = rows if rounds or self._limits.max_adapters else 0
         branch_rows = rows if form.branch_norms or (ranks and (form.output_bias or form.mlp_bias)) else 0
         shared_rows = rows if form.experts is not None and form.experts.shared_size else 0
         heads = (rows, shard.heads, config.head_dim)

@@ -32,7 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def load(folder: Path, *adapters: LoraAdapter, ops: Any = twins, rank: int = 16, **options: Any) -> GpuModel:
-    limits = GpuLimits(**SIZES, adapters=len(adapters), adapter_rank=rank)
+    limits = GpuLimits(**SIZES, max_adapters=len(adapters), max_adapter_rank=rank)
     model = GpuModel.load(folder, limits, device="cpu", ops=ops(), progress=False, **options)
     for slot, adapter in enumerate(adapters):
         model.write_adapter(slot, adapter)
@@ -137,7 +137,7 @@ def test_the_memory_plan_has_room_for_adapters(tiny: Path, adapters: list[LoraAd
     model = load(tiny, *adapters)
     assert model._adapters is not None
     assert model.memory.adapters == model._adapters.nbytes > 0
-    limits = GpuLimits(**SIZES, adapters=1024, adapter_rank=128)
+    limits = GpuLimits(**SIZES, max_adapters=1024, max_adapter_rank=128)
     shard = Shard(ModelConfig.from_folder(tiny), 0, 1)
     with pytest.raises(OutOfDeviceMemoryError, match=r"adapters .* GiB.* max_loras"):
         plan_memory(shard, limits, mode="exact", graphs=0, available=100 << 20, on_host=True)
