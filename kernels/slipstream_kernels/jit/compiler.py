@@ -23,6 +23,7 @@ from numba.core import config, sigutils
 from numba.core.ccallback import CFunc
 
 from slipstream_kernels.jit.cache_folders import first_usable, warn_uncached
+from slipstream_kernels.jit.compile_turns import CompileTurns
 
 numba_config: Any = config
 """Numba's settings, which it makes at import from the environment."""
@@ -85,6 +86,7 @@ def keep_on_disk(compiled: Any, below: str = "") -> None:
         return
     cache = compiled._cache  # noqa: SLF001 - numba has no other way to keep a failing disk from failing the call
     cache._guard_against_spurious_io_errors = _without_disk_errors  # noqa: SLF001 - as above
+    CompileTurns(cache)
 
 
 @contextmanager
