@@ -11,12 +11,14 @@ import pytest
 
 from support.answer_diff import explain
 from support.cluster import Cluster
-from support.forked import Forks
+from support.forked import NEEDED, Forks
+from support.forked_services import forks_after
 
 # The services under test share two cores with the test itself.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-# numpy's products are small here: a second thread costs more than it saves, most of all beside other work.
+# Operations of numpy and torch are small here: a second thread costs more than it saves, most of all beside other work.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Heads of random weights can stand no check of their boundaries, which would take part of a second at each start.
 os.environ.setdefault("SLIPSTREAM_DRAFT_BOUNDARY_CHECK", "false")
 # Triton is interpreted where there is no GPU; it settles that when the first test imports it.
@@ -100,10 +102,9 @@ def demo_head() -> Path:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
+def forks() -> Forks:
     """Runs commands of the services that end by themselves, without the time that their imports take."""
-    with Forks() as started:
-        yield started
+    return forks_after(NEEDED)[0]
 
 
 @pytest.fixture(scope="session")

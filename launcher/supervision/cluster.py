@@ -31,7 +31,7 @@ class Cluster:
     Nothing is restarted by itself: `kill` and `start` do what a test wants. `draft` holds NAME[:DIR] of each proposer,
     the default first; those behind "inproc:" run in the verify service. In a folder `sockets` the services listen on
     Unix sockets instead of ports. With `start_draft_now=False` the verify service
-    knows the others, but nothing offers them yet.
+    knows the others, but nothing offers them yet. `spawner` starts the processes.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Cluster:
         tls: TlsFiles | None = None,
         sockets: Path | None = None,
         sink: LogSink = discard_log,
+        spawner: Spawner | None = None,
     ) -> None:
         names = ("verify", "draft", "grpc", "http")
         if sockets is None:
@@ -73,7 +74,7 @@ class Cluster:
             *(["gateway"] if gateway else []),
         ]
         self._services: dict[str, ServiceProcess] = {}
-        self._spawner = Spawner()
+        self._spawner = spawner or Spawner()
         self._sink = sink
         self._ended: list[ServiceProcess] = []
 

@@ -1,7 +1,8 @@
-"""`python -m gateway` as a process of its own."""
+"""`python -m gateway` as a process of its own; see `support.forked_services`."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import ssl
@@ -14,6 +15,8 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+
+from support.forked_services import fork_service
 
 _LISTENING = re.compile(r'listening http=([^\s"]+) grpc=([^\s"]+)')
 
@@ -44,7 +47,9 @@ class GatewayProcess:
         self.grpc_address = ""
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        self.process = fork_service(self._command, os.environ, signal.SIGTERM) or subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         assert self._started.wait(120), self.logs
@@ -63,12 +68,12 @@ class GatewayProcess:
                 self.process.kill()
                 self.process.wait()
         self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     @property
     def logs(self) -> str:
-        """What it wrote to standard error."""
+        """What it wrote."""
         return "".join(self._lines)
 
     def wait_ready(self, *, ready: bool = True, seconds: float = 60.0) -> None:
@@ -88,8 +93,8 @@ class GatewayProcess:
         return httpx.Client(base_url=self.http_url, verify=verify, timeout=60)
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self._lines.append(line)
             if found := _LISTENING.search(line):
                 scheme = "http" if self._context is None else "https"

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
+from launcher.services.process import ServiceCommand, ServiceProcess
 from launcher.supervision.cluster import START_SECONDS, STOP_SECONDS, Cluster
 from support.ask import state, wait_until
 from support.cluster import free_ports
+from support.forked_services import ForkingSpawner
 
 ROOT = Path(__file__).parents[2]
 PYTHON_PATH = os.pathsep.join((*map(str, (ROOT, ROOT / "kernels", ROOT / "protos", ROOT / "tests")),))
@@ -26,7 +27,8 @@ def draft_service(cluster: Cluster, *proposers: str, arguments: Sequence[str] = 
     command = (sys.executable, "-m", "draft_service", "--verify", cluster.verify_address, "--port", str(port))
     hosted = tuple(part for proposer in proposers for part in ("--proposers", proposer))
     service = ServiceProcess(
-        ServiceCommand("second", (*command, *hosted, *arguments), address, {"PYTHONPATH": PYTHON_PATH}), Spawner()
+        ServiceCommand("second", (*command, *hosted, *arguments), address, {"PYTHONPATH": PYTHON_PATH}),
+        ForkingSpawner(),
     )
 
     def attached():
