@@ -12,8 +12,7 @@ from support.cluster import Cluster
 from support.models import make_tiny_model
 
 TESTS = Path(__file__).parents[1]
-ENVIRONMENT = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-"""Twins of kernels on small tensors: threads that wait for one another would cost more than they save."""
+ENVIRONMENT = {"PYTHONPATH": str(TESTS)}
 SHARED = ("--tensor-parallel-size", "2", "--max-running", "4", "--max-nodes", "12", "--step-nodes", "33",
           "--num-pages", "80", "--no-adaptive", "--draft-deadline-ms", "5000")  # fmt: skip
 ALONE = ("--prefill-chunk", "128", "--no-prefix-cache")

@@ -15,8 +15,6 @@ from support.models import make_tiny_model
 SHARED = ("--tensor-parallel-size", "2", "--max-running", "4", "--max-nodes", "1", "--step-nodes", "0",
           "--num-pages", "128", "--prefill-chunk", "64")  # fmt: skip
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
@@ -31,7 +29,7 @@ def follower_of(cluster):
 @pytest.mark.slow
 def test_a_killed_follower_ends_the_service(model):
     (job,) = jobs(1, tokens=450)
-    with Cluster(model, verify_args=SHARED, gateway_args=("--resume-seconds", "0"), env=ONE_THREAD) as cluster:
+    with Cluster(model, verify_args=SHARED, gateway_args=("--resume-seconds", "0")) as cluster:
         follower = follower_of(cluster)
 
         async def run():
@@ -51,7 +49,7 @@ def test_a_killed_follower_ends_the_service(model):
 
 @pytest.mark.slow
 def test_a_follower_does_not_outlive_a_killed_service(model):
-    with Cluster(model, gateway=False, verify_args=SHARED, env=ONE_THREAD) as cluster:
+    with Cluster(model, gateway=False, verify_args=SHARED) as cluster:
         follower = follower_of(cluster)
         cluster.kill("verify")
         follower.wait(120)

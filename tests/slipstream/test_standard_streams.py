@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -26,7 +25,6 @@ def without_streams(*command: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run without standard streams and, as in a shell's background, without SIGINT; SIGTERM ends it with status 0."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", 'trap "" INT; exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
         yield process

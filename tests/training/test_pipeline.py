@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from benchmarks.lib.runner import Job
@@ -38,16 +37,6 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
         yield running, head
 
 
-@pytest.fixture
-def one_thread():
-    """Tiny tensors gain nothing from threads, and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_from_prompts_to_a_head_in_service(cluster, tiny_model: Path) -> None:
     running, head = cluster
     work, gateway = head.parent, running.gateway_grpc

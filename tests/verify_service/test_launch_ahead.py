@@ -87,12 +87,11 @@ def test_the_kernels_twins_give_the_tokens_of_plain_decoding(
 
 
 @pytest.mark.slow
-def test_ranks_choose_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_choose_alike(tmp_path: Path) -> None:
     """Two ranks of one model, each of which chooses for itself out of the tables that it is sent."""
     from benchmarks.local_engine.measured_model import limits_of  # as late as `twins`
     from slipstream_kernels.models.gpu.parallel.tp_worker_process import load_shared
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     settings = replace(WIDE, step_nodes=16, max_nodes=8, prefix_cache=False)
     folder = make_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
     lost: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +23,9 @@ LENGTHS = (20, 1, 33, 1, 2, 7, 24)
 
 
 @pytest.fixture(scope="module")
-def reader(tiny_model: Path) -> Iterator[GpuReader]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def reader(tiny_model: Path) -> GpuReader:
     limits = gpu_limits(BOUNDARIES, 24, max(LENGTHS), 0.5)
-    yield GpuReader(GpuModel.load(tiny_model, limits, device="cpu", ops=twins(), progress=False), BOUNDARIES)
-    torch.set_num_threads(threads)
+    return GpuReader(GpuModel.load(tiny_model, limits, device="cpu", ops=twins(), progress=False), BOUNDARIES)
 
 
 def as_floats(bits: Bits) -> torch.Tensor:

@@ -22,7 +22,6 @@ def join(rank: int, port: int, source: InMemory, folder: Path) -> dict:
     """Train as one process of two."""
     places = {"WORLD_SIZE": 2, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in places.items()}
-    torch.set_num_threads(1)
     try:
         with world("cpu") as group:
             return fit(source, folder, SETTINGS, QUIET, group, heldout=source)

@@ -100,7 +100,6 @@ def test_a_run_that_fails_goes_on_to_the_same_bits(whole: Path, source: InMemory
 
 def train_slowly(source: InMemory, folder: Path) -> None:
     """A run that a signal has time to hit."""
-    torch.set_num_threads(1)
     original = source.batch
 
     def batch(indices):

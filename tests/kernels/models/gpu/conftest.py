@@ -1,20 +1,10 @@
-"""Engines of twins are many small operations: threads that wait for one another would cost more than they save."""
+"""Kernels of these tests are interpreted."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -43,12 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), heads=4, kv_heads=2)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In followers as here: threads of small passes wait for one another more than they compute."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 class Losses:
     """What `on_loss` was told."""
 
