@@ -5,7 +5,8 @@
 Requests pass through the verify loop as the service runs it, without a network. Parts:
 
     demo      The demo model: token ids of every prompt and logprobs of every tenth, in batches of 7 and 64 and alone.
-    logits    Random weights of Llama-3.1-8B's shapes: a hash of all logits of every row that decided a token.
+    logits    Random weights of Llama-3.1-8B's shapes, or of those that --config names: a hash of all logits of every
+              row that decided a token. benchmarks/gpu_exactness/shapes has some layers of mixtures of experts.
     inflated  The demo model widened to these shapes: its greedy tokens against the demo model's, which may differ
               where the order of summation decides a near-tie.
 
@@ -35,6 +36,8 @@ from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.local_loop import EngineConfig
 from benchmarks.local_engine.measured_model import make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import chat_token_ids, random_token_ids
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.ops.gpu.cublaslt.choice import library_choice
 
 SEED = 20_240
@@ -93,14 +96,16 @@ def run_demo(options: argparse.Namespace, report: Report) -> None:
 
 def run_logits(options: argparse.Namespace, report: Report) -> None:
     """Random weights: prompts of random ids, hashes of all logits."""
-    shape = shape_of(options)
+    if options.config is None:
+        weights = make_weights("random", options.model, shape_of(options), options.device)
+    else:
+        weights = GpuWeights.random(ModelConfig.from_folder(options.config), options.device, progress=True)
     lengths = [40 + 53 * index for index in range(options.logit_prompts)]
     cases = [
         Case(f"random {index}", prompt, SEED + index, 0)
-        for index, prompt in enumerate(random_token_ids(lengths, shape.vocab_size, SEED))
+        for index, prompt in enumerate(random_token_ids(lengths, weights.shard.config.vocab_size, SEED))
     ]
     parts = [Part(len(cases), len(cases)), Part(7, len(cases)), Part(1, max(1, len(cases) // 4))]
-    weights = make_weights("random", options.model, shape, options.device)
     _run_cells("logits", options, report, cases, parts, weights, tokens=options.logit_tokens, hashed=True, loops=1)
 
 
@@ -190,6 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=Path, required=True, help="prompt file, as benchmarks.lib.prompts reads")
     parser.add_argument("--parts", type=_list(str), default=list(PARTS), help=f"of {','.join(PARTS)} (all)")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="small model (the demo model)")
+    parser.add_argument("--config", type=Path, help="folder of a config.json with the logits part's shapes (8B's)")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu: the ops' twins in torch (cuda)")
     parser.add_argument("--limit", type=int, help="prompts of the demo part (all)")
     parser.add_argument("--single", type=int, default=96, help="of these, how many run alone (96)")

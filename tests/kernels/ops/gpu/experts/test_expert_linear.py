@@ -63,10 +63,16 @@ def test_biases_and_a_clamped_gate(device: torch.device, limit: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "group", "zeros"),
-    [("e2m1", 32, False), ("e4m3", 128, False), ("int4", 64, True), ("int8", 0, True), ("e4m3", 0, False)],
+    ("number", "group", "zeros", "tokens"),
+    [
+        ("e2m1", 32, False, 0),
+        ("e2m1", 32, False, 16),
+        ("e4m3", 128, False, 16),
+        ("int4", 64, True, 0),
+        ("int8", 0, True, 16),
+        ("e4m3", 0, False, 0),
+    ],
 )
-@pytest.mark.parametrize("tokens", [0, 16])
 def test_packed_weights_are_decoded(device: torch.device, number: str, group: int, zeros: bool, tokens: int) -> None:
     """As the linear layer of the decoded weights; columns that fill no step of decoding."""
     inputs = 384 if group == 128 else 320
