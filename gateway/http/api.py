@@ -40,7 +40,7 @@ from gateway.service import READY, Gateway
 from gateway.text.body import read_body
 from gateway.text.prepared import Prepared, WorkerTask
 from gateway.web.page import page_routes
-from slipstream.adapter_names import adapter_name
+from slipstream.adapter_names import adapted_fingerprint, adapter_name
 from slipstream.rpc.errors import CancelledError, PayloadTooLargeError, PermissionDeniedError, SlipstreamError
 
 _DISCARDED_BODIES: Final = 16
@@ -243,7 +243,7 @@ class OpenAiApi:
         )
         options = OutputOptions(
             model=adapter_name(request.adapter_id) or info.model_name,
-            fingerprint=info.fingerprint,
+            fingerprint=adapted_fingerprint(info.fingerprint, request.adapter_id),
             logprobs=request.sampling.logprobs is not None,
             return_token_ids=request.return_token_ids,
             include_usage=request.include_usage,

@@ -6,6 +6,7 @@ decides on tokens, as in keys of the prefix cache, its id stands.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final
 
@@ -28,6 +29,12 @@ def check_adapter_name(name: str, field: str) -> str:
 def adapter_id(name: str, fingerprint: str) -> str:
     """The id of a name and the sha256, in hexadecimal, of an adapter's content."""
     return f"{name}@{fingerprint[:_DIGITS]}"
+
+
+def adapted_fingerprint(model: str, identity: str) -> str:
+    """What stands for a model's fingerprint where an adapter of this id decides on tokens, too; "": none does."""
+    _, _, content = identity.partition("@")
+    return hashlib.sha256(f"{model} {content}".encode()).hexdigest() if content else model
 
 
 def adapter_name(name_or_id: str) -> str:

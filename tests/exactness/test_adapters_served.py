@@ -99,6 +99,8 @@ def test_a_request_chooses_by_model_and_by_field(cluster: Cluster, tiny_cluster:
     body = {"model": "blue", "messages": [{"role": "user", "content": "Hi"}], **options}
     answer = httpx.post(f"{cluster.http_url}/v1/chat/completions", json=body, timeout=120).json()
     assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("blue", chat.text)
+    plain = httpx.post(f"{cluster.http_url}/v1/chat/completions", json=body | {"model": "tiny-target"}, timeout=120)
+    assert plain.json()["system_fingerprint"] != answer["system_fingerprint"]
 
 
 def test_a_hundred_come_and_go_beside_requests(cluster: Cluster, expected: list[str]) -> None:

@@ -13,12 +13,17 @@ _TOKENS_READ = 1024
 
 
 def routing_hash(opening: RequestOpening) -> float:
-    """A number in [0, 1) that a request keeps, also when it is resumed: a hash of prompt, seed, choice and tenant."""
+    """A number in [0, 1) that a request keeps, also when it is resumed.
+
+    A hash of prompt, seed, choice, tenant and adapter.
+    """
     prompt = opening.token_ids[: opening.prompt_length]
     digest = blake2b(digest_size=8)
     digest.update(array("Q", (len(prompt), opening.sampling.seed or 0, opening.choice_index)).tobytes())
     digest.update(array("Q", prompt[:_TOKENS_READ]).tobytes())
     digest.update(opening.tenant.encode())
+    if opening.adapter_id:
+        digest.update(b"\0" + opening.adapter_id.encode())
     return int.from_bytes(digest.digest(), "little") / 2**64
 
 

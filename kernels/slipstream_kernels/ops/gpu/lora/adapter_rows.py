@@ -10,8 +10,8 @@ import triton.language as tl
 
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 
-_OWN, _OTHERS = 16, 128
-"""Rows of a program, and how many it compares them with at a time."""
+_OWN, _OTHERS, _COMPARED = 16, 128, 4096
+"""Rows of a program; how many it compares them with at a time, at most; and these times slots, which registers hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def _slot_of(lines: tl.tensor, write_slots: tl.tensor, adapters: tl.tensor, row:
     return tl.load(adapters + line, mask=real, other=-1)
 
 
-@triton.jit(do_not_specialize=["rows", "blocks"])
+@triton.jit(do_not_specialize=["blocks"])
 def _clear(slots: tl.tensor, placed: tl.tensor, blocks: int, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
     release_next()
     wait_for_previous()
@@ -95,6 +95,7 @@ def gather_adapter_rows(
     where it has none. `out` has room for `most_blocks`.
     """
     blocks, size = out.rows.shape
+    slots = triton.next_power_of_2(max(2, num_slots))
     launch(_clear, (triton.cdiv(blocks * size, 256),), out.slots, out.rows, blocks, SIZE=size, BLOCK=256)
     launch(
         _gather,
@@ -105,10 +106,10 @@ def gather_adapter_rows(
         out.slots,
         out.rows,
         len(lines),
-        SLOTS=triton.next_power_of_2(max(2, num_slots)),
+        SLOTS=slots,
         SIZE=size,
         OWN=_OWN,
-        OTHERS=_OTHERS,
+        OTHERS=max(16, min(_OTHERS, _COMPARED // slots)),
     )
 
 
