@@ -124,7 +124,7 @@ class Layer:
 
     def route(self) -> None:
         linear(self.x, self.scene.router, self.scores)
-        route_experts(self.scores, self.ids, self.weights, experts=self.scene.shape.count, normalised=True)
+        route_experts(self.scores, None, self.ids, self.weights, experts=self.scene.shape.count, normalised=True)
         if self.groups is not None:
             group_rows(self.ids, self.groups, experts=self.scene.shape.count)
 
@@ -158,7 +158,7 @@ def check(scene: Scene, rows: int, *, exact: bool) -> dict[str, bool]:
         each.run()
     assert layer.groups is not None
     ids, weights = torch.empty_like(layer.ids), torch.empty_like(layer.weights)
-    route_experts_reference(layer.scores, ids, weights, experts=shape.count, normalised=True)
+    route_experts_reference(layer.scores, None, ids, weights, experts=shape.count, normalised=True)
     groups = ExpertGroups(
         torch.empty_like(layer.groups.order), torch.empty_like(layer.groups.blocks), layer.groups.tokens
     )

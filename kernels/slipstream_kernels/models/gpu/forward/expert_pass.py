@@ -15,6 +15,7 @@ def queue_experts(
     form: ExpertForm,
     weights: ExpertWeights,
     x: torch.Tensor,
+    slots: torch.Tensor,
     b: ExpertBuffers,
     out: torch.Tensor,
     *,
@@ -24,12 +25,12 @@ def queue_experts(
 ) -> None:
     """Queue out = what the experts make of bfloat16 x [rows, hidden] + residual.
 
-    shared: float32 [rows, hidden], what the expert that computes every row says; None: there is none. out: the residual
-    stream, which `residual` may be; or, without one, float32 [rows, hidden], a rank's part. down_bias: the weights', or
-    None on ranks that do not add it.
+    slots: int32 [rows] that rows write, -1 of padding, which wakes no expert. shared: float32 [rows, hidden], what the
+    expert that computes every row says; None: there is none. out: the residual stream, which `residual` may be; or,
+    without one, float32 [rows, hidden], a rank's part. down_bias: the weights', or None on ranks that do not add it.
     """
     ops.linear(x, weights.router, b.scores, bias=weights.router_bias)
-    ops.route_experts(b.scores, b.ids, b.weights, experts=form.count, normalised=form.normalised)
+    ops.route_experts(b.scores, slots, b.ids, b.weights, experts=form.count, normalised=form.normalised)
     if b.groups is not None:
         ops.group_rows(b.ids, b.groups, experts=form.count)
     gate = {"gated": True, "limit": form.limit, "bias": weights.gate_up_bias}

@@ -196,7 +196,7 @@ class GpuForward:
         self._add(attended, layer.o, layer.o_bias, layer.attention_norm, b, (adapted, index, "o"))
         ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
         if layer.experts is not None:
-            self._add_experts(layer.experts, layer, b)
+            self._add_experts(layer.experts, layer, plan.write_slots, b)
             return
         activated = b.activated_of(layer.down.shape[1])
         self._gate(layer, b, activated, adapted, index)
@@ -208,7 +208,7 @@ class GpuForward:
             adapters, rows = adapted
             adapters.add(index, name, x, rows, out, self._ops)
 
-    def _add_experts(self, weights: ExpertWeights, layer: LayerWeights, b: PassBuffers) -> None:
+    def _add_experts(self, weights: ExpertWeights, layer: LayerWeights, slots: torch.Tensor, b: PassBuffers) -> None:
         """Add what a layer's experts say, the sum of the ranks' parts, to the residual stream."""
         ops, form, shared = self._ops, self._config.form.experts, None
         assert form is not None
@@ -220,9 +220,9 @@ class GpuForward:
         adds_bias = self._group is None or self._group.rank == 0
         more = {"shared": shared, "down_bias": weights.down_bias if adds_bias else None}
         if self._group is None:
-            queue_experts(ops, form, weights, b.normed, b.experts, b.x, residual=b.x, **more)
+            queue_experts(ops, form, weights, b.normed, slots, b.experts, b.x, residual=b.x, **more)
             return
-        queue_experts(ops, form, weights, b.normed, b.experts, b.part, residual=None, **more)
+        queue_experts(ops, form, weights, b.normed, slots, b.experts, b.part, residual=None, **more)
         self._group.all_gather(b.parts, b.part)
         ops.rank_sum(b.parts, b.x, b.x)
 

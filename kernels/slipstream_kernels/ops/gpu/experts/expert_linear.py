@@ -60,6 +60,7 @@ def _expert_linear(
     x_stride: int,
     out_stride: int,
     of_row: int,
+    experts: int,
     groups: int,
     WEIGHT_ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -94,8 +95,9 @@ def _expert_linear(
         count = tl.load(blocks + block * WORDS + 2)
         pairs = tl.load(order + tl.load(blocks + block * WORDS + 1) + tokens, mask=tokens < count, other=0)
     else:
-        expert = tl.load(ids + block)
-        count = 1
+        found = tl.load(ids + block)
+        expert = tl.minimum(found, experts - 1)
+        count = (found < experts).to(tl.int32)
         pairs = block + tl.zeros_like(tokens)
     present = tokens < count
     x_at = x + (pairs // of_row).to(tl.int64)[:, None] * x_stride
@@ -164,7 +166,7 @@ def expert_linear(
     chosen], contiguous. `groups`: of `group_rows` of the same ids; None: each pair is computed alone. Where `gated`,
     weight is [experts, 2 N, K] in the order of gate_up.py, and out is silu(gate) * up of the float32 sums; with a
     `limit` the gate is that of `slipstream_kernels.ops.experts.clamped_swiglu`. bias: bfloat16 [experts, N or 2 N], in
-    the order of the weight, added to the sums.
+    the order of the weight, added to the sums. Nothing is written of pairs whose id is no expert's.
     """
     pairs, outputs, inputs = ids.numel(), out.shape[1], x.shape[1]
     assert x.stride(1) == out.stride(1) == 1
@@ -197,6 +199,7 @@ def expert_linear(
         x.stride(0),
         out.stride(0),
         pairs // len(x),
+        len(stored),
         0 if packed is None else packed.scales.shape[2],
         warps=tile.warps,
         stages=tile.stages,
@@ -232,7 +235,7 @@ def expert_linear_reference(
     """The same in torch, with float64 sums."""
     experts = ids.flatten()
     rows = x.repeat_interleave(len(experts) // len(x), 0)
-    for expert in experts.unique():
+    for expert in experts[experts < len(weight)].unique():
         pairs = experts == expert
         whole = weight.decoded(int(expert)) if isinstance(weight, PackedExperts) else weight[int(expert)]
         sums = rows[pairs].double() @ whole.double().T

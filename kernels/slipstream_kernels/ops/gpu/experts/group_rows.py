@@ -77,9 +77,9 @@ def _group(
 
 
 def group_rows(ids: torch.Tensor, groups: ExpertGroups, *, experts: int) -> None:
-    """Fill `groups` with the pairs of int32 ids [rows, chosen], contiguous, below `experts`.
+    """Fill `groups` with the pairs of int32 ids [rows, chosen], contiguous.
 
-    groups.blocks has `most_blocks` lines.
+    Pairs whose ids are `experts` or above are in no block. groups.blocks has `most_blocks` lines.
     """
     assert len(groups.blocks) == most_blocks(ids.numel(), experts, groups.tokens)
     launch(
@@ -99,7 +99,7 @@ def group_rows_reference(ids: torch.Tensor, groups: ExpertGroups, *, experts: in
     """The same in torch."""
     pairs, tokens = ids.flatten().long(), groups.tokens
     groups.order.copy_(pairs.sort(stable=True).indices)
-    own = torch.bincount(pairs, minlength=experts)
+    own = torch.bincount(pairs, minlength=experts)[:experts]
     below = own.cumsum(0) - own
     groups.blocks.zero_()
     for expert in range(experts):

@@ -128,3 +128,17 @@ def test_pairs_have_the_bits_of_a_linear_layer_of_one_row(device: torch.device, 
     torch.testing.assert_close(grouped, plain, rtol=1e-5, atol=1e-5)
     if device.type == "cuda":
         assert torch.equal(alone, plain) and torch.equal(grouped, plain)
+
+
+@pytest.mark.parametrize("op", [expert_linear, expert_linear_reference])
+@pytest.mark.parametrize("tokens", [0, 16])
+def test_pairs_of_no_expert_are_left_alone(device: torch.device, op, tokens: int) -> None:
+    """As those of padding, grouped or not."""
+    x, weight, ids = operands(device, 5, OUTPUTS)
+    expected = torch.full((10, OUTPUTS), torch.nan, device=device)
+    op(x, weight, expected, ids)
+    ids[[0, 3]] = EXPERTS
+    out = torch.full_like(expected, torch.nan)
+    op(x, weight, out, ids, groups_of(ids, tokens) if tokens else None)
+    assert out.view(5, -1)[[0, 3]].isnan().all()
+    torch.testing.assert_close(out.view(5, -1)[[1, 2, 4]], expected.view(5, -1)[[1, 2, 4]], rtol=1e-5, atol=1e-5)

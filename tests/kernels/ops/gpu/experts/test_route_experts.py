@@ -6,10 +6,10 @@ import torch
 from slipstream_kernels.ops.gpu.experts.route_experts import route_experts, route_experts_reference
 
 
-def routed(op, scores: torch.Tensor, experts: int, chosen: int, *, normalised: bool):
+def routed(op, scores: torch.Tensor, experts: int, chosen: int, *, normalised: bool, slots=None):
     ids = torch.full((len(scores), chosen), -1, dtype=torch.int32, device=scores.device)
     weights = torch.full((len(scores), chosen), torch.nan, device=scores.device)
-    op(scores, ids, weights, experts=experts, normalised=normalised)
+    op(scores, slots, ids, weights, experts=experts, normalised=normalised)
     return ids, weights
 
 
@@ -34,3 +34,15 @@ def test_what_is_no_number_leaves_no_weight(device: torch.device, op) -> None:
     ids, weights = routed(op, scores, 4, 3, normalised=True)
     assert ids.tolist() == [[0, 1, 2], [0, 1, 3], [0, 1, 2]]
     assert weights[:2].isnan().all() and torch.allclose(weights[2], torch.tensor(1 / 3, device=device))
+
+
+@pytest.mark.parametrize("op", [route_experts, route_experts_reference])
+def test_padding_wakes_no_expert(device: torch.device, op) -> None:
+    scores = torch.randn(3, 5, device=device)
+    scores[1] = torch.nan
+    plain = routed(op, scores, 5, 2, normalised=True)
+    ids, weights = routed(
+        op, scores, 5, 2, normalised=True, slots=torch.tensor([7, -1, 0], dtype=torch.int32).to(device)
+    )
+    assert ids[1].tolist() == [5, 5] and weights[1].tolist() == [0, 0]
+    assert torch.equal(ids[::2], plain[0][::2]) and torch.equal(weights[::2], plain[1][::2])
