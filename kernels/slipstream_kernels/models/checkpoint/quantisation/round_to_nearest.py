@@ -13,6 +13,8 @@ from slipstream_kernels.models.checkpoint.quantisation.scheme import GROUPS, LIN
 
 FormatName = Literal["fp8", "w4a16"]
 _LARGEST_E4M3 = 448.0
+_AT_ONCE = 1 << 19
+"""Elements that are rounded at once: all that is tried with them stays in a CPU's cache."""
 _SHRUNK = torch.linspace(1.0, 0.7, 31)
 """Of a group's largest element: a smaller scale cuts it off, and rounds all others less."""
 
@@ -61,14 +63,10 @@ def rounded_e4m3(weight: torch.Tensor) -> dict[str, torch.Tensor]:
 def rounded_int4(weight: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
     """Whole numbers from -8 to 7 with a bfloat16 scale for each group, which of several has the least squared error."""
     outputs, inputs = weight.shape
-    wide = weight.float().view(outputs, inputs // group, group)
-    whole = torch.maximum(wide.amax(2, keepdim=True) / 7, -wide.amin(2, keepdim=True) / 8)
-    best, least = torch.zeros_like(whole), torch.full_like(whole, torch.inf)
-    for part in _SHRUNK.tolist():
-        scales = (whole * part).clamp(LEAST_SCALE, LARGEST_SCALE).bfloat16().float()
-        error = (_int4(wide, scales) * scales - wide).square().sum(2, keepdim=True)
-        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
-    codes = _int4(wide, best).view(outputs, inputs).to(torch.int32) + 8
+    groups = weight.view(outputs, inputs // group, group)
+    parts = [_best_int4(part.float()) for part in groups.split(max(1, _AT_ONCE // inputs))]
+    best = torch.cat([scales for scales, _ in parts])
+    codes = torch.cat([part for _, part in parts]).view(outputs, inputs).to(torch.int32) + 8
     words = torch.zeros(outputs, inputs // 8, dtype=torch.int32, device=weight.device)
     for place in range(8):
         words |= codes[:, place::8] << (4 * place)
@@ -79,5 +77,16 @@ def rounded_int4(weight: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
     }
 
 
+def _best_int4(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales [rows, groups, 1] and codes, int8 as `wide` [rows, groups, elements]."""
+    whole = torch.maximum(wide.amax(2, keepdim=True) / 7, -wide.amin(2, keepdim=True) / 8)
+    best, least = torch.zeros_like(whole), torch.full_like(whole, torch.inf)
+    for part in _SHRUNK.tolist():
+        scales = (whole * part).clamp(LEAST_SCALE, LARGEST_SCALE).bfloat16().float()
+        error = (_int4(wide, scales) * scales - wide).square_().sum(2, keepdim=True)
+        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
+    return best, _int4(wide, best).to(torch.int8)
+
+
 def _int4(wide: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return (wide / scales).round().clamp(-8, 7)
+    return (wide / scales).round_().clamp_(-8, 7)
