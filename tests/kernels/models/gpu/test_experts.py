@@ -25,37 +25,11 @@ from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.token_tree import TokenTree
 from support.experts import pack_mxfp4
 from support.families import EXPERTS
-from support.gpu_passes import Span, pass_of
+from support.gpu_passes import Span
 from support.models import make_tiny_model
-
-SIZES = {
-    "max_running": 2, "max_nodes": 64, "step_nodes": 80, "prefill_chunk": 64, "num_pages": 12, "max_context": 128,
-}  # fmt: skip
-
+from tests.kernels.models.gpu.test_families import SIZES, load, logits_of, relative_error
 
 LEAST = {"max_running": 1, "max_nodes": 8, "step_nodes": 7, "prefill_chunk": 16, "num_pages": 3, "max_context": 48}
-
-
-def load(folder: Path, device: str = "cpu", *, sizes: dict[str, int] = SIZES, **options: Any) -> GpuModel:
-    model = GpuModel.load(folder, GpuLimits(**sizes), device=device, progress=False, **options)
-    model.kv.keys.fill_(torch.nan)
-    model.kv.values.fill_(torch.nan)
-    for buffer in model._pool._storage.values():
-        buffer.zero_()  # padding is computed too, and the interpreter warns of what overflows
-    model.wait()
-    return model
-
-
-def logits_of(model: GpuModel, spans: list[Span], *, all_logits: bool = True) -> torch.Tensor:
-    for span in spans:
-        model.set_pages(span.line, 0, span.pages)
-    logits = model.launch(pass_of(model.limits, spans, all_logits=all_logits)).logits
-    model.wait()
-    return logits.clone().cpu()
-
-
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 def on_a_gpu(name: str) -> dict[str, Any]:

@@ -29,8 +29,8 @@ SIZES = {
 }  # fmt: skip
 
 
-def load(folder: Path, device: str = "cpu", **options: Any) -> GpuModel:
-    model = GpuModel.load(folder, GpuLimits(**SIZES), device=device, progress=False, **options)
+def load(folder: Path, device: str = "cpu", *, sizes: dict[str, int] = SIZES, **options: Any) -> GpuModel:
+    model = GpuModel.load(folder, GpuLimits(**sizes), device=device, progress=False, **options)
     model.kv.keys.fill_(torch.nan)
     model.kv.values.fill_(torch.nan)
     for buffer in model._pool._storage.values():
