@@ -23,6 +23,8 @@ from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from support import eagle_heads, medusa_heads, mlp_speculators
+from support.experts import pack_mxfp4
+from support.families import EXPERTS
 from support.models import make_tiny_model
 
 _HEADER = struct.Struct("<Q")
@@ -66,6 +68,9 @@ class Checkpoints(Target):
         eagle_heads.write_head(eagle, eagle_heads.EAGLE3["layers.0"])
         medusa_heads.write_medusa(medusa, medusa_heads.LAYOUTS["vLLM"])
         mlp_speculators.write_speculator(speculator, mlp_speculators.LAYOUTS["nothing shared"])
+        narrow = {"layers": 1, "hidden_size": 32, "intermediate_size": 32}
+        mixture = make_tiny_model(folder / "mixture", vocab_size=262, **EXPERTS["gpt_oss"] | narrow)
+        pack_mxfp4(mixture)
         index = "model.safetensors.index.json"
         self._folders = (
             _Folder(single, _read_target, ("config.json", "generation_config.json", "model.safetensors")),
@@ -74,6 +79,7 @@ class Checkpoints(Target):
             _Folder(eagle, lambda path: load_eagle(path, target), ("config.json", "model.safetensors")),
             _Folder(medusa, lambda path: load_medusa(path, target), ("config.json", "model.safetensors")),
             _Folder(speculator, lambda path: load_mlp_speculator(path, target), ("config.json", "model.safetensors")),
+            _Folder(mixture, _read_target, ("config.json", "model.safetensors")),
         )
         self._kept = {
             (each.path, name): (each.path / name).read_bytes() for each in self._folders for name in each.files
