@@ -23,6 +23,12 @@ GPU_SPIN_MS = 10.0
 """Longer than most rounds take."""
 
 
+def _lockstep(mode: str) -> str:
+    if mode != "lockstep":
+        raise ValueError("leave the flag out, as trees are no longer made ahead of the step that they are for")
+    return mode
+
+
 def _parsed(specs: tuple[str, ...]) -> tuple[str, ...]:
     try:
         names = [ProposerSpec.parse(spec).name for spec in specs]
@@ -121,16 +127,8 @@ class DraftSettings(TransportSettings):
         allow_inf_nan=False,
         description="Part of the requests to draft for, where others offer the same proposers; default: all",
     )
-    mode: Literal["lockstep", "ahead", "ahead-or-wait"] = Field(
-        default="lockstep",
-        description="When trees are made: lockstep, once a step has ended; ahead, while it runs, for the ways in which "
-        "it may end, and verify goes on plainly where none was right; ahead-or-wait, where it waits for a tree then",
-    )
-    fan_out: int = Field(
-        default=6,
-        ge=1,
-        le=16,
-        description="Trees made ahead for a request while a step runs, in the modes ahead, at most",
+    mode: Annotated[str, AfterValidator(_lockstep)] = Field(
+        default="lockstep", description="Deprecated: lockstep, which is how it drafts without the flag as well"
     )
     spin_ms: float | None = Field(
         default=None,

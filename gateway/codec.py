@@ -109,7 +109,6 @@ def read_state(message: verify_pb2.GetStateResponse) -> ServiceState:
             each.epoch,
             each.address,
             each.transport,
-            each.mode,
             each.requests,
             each.share,
             each.drafted_tokens,

@@ -107,7 +107,6 @@ def _measured(options: argparse.Namespace, place: str, folder: Path) -> Measured
             tuple(options.modes),
             states=not options.no_states,
             tree=(options.rows, options.depth),
-            chain=options.chain,
             right=options.right,
             asleep=options.asleep,
         ),
@@ -150,13 +149,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--device", choices=("cuda", "cpu"), default="cuda", help="what verify computes on (cuda)")
     add("--places", type=_list, help=f"of {','.join(PLACES)} (slicing,mps and, where there is one, second)")
     add("--transports", type=_list, default=list(TRANSPORTS), help=f"of {','.join(TRANSPORTS)} (all)")
-    add("--modes", type=_list, default=["lockstep", "ahead"], help=f"of {','.join(MODES)} (lockstep,ahead)")
+    add("--modes", type=_list, default=["lockstep"], help=f"of {','.join(MODES)} (lockstep)")
     add("--head", default="", metavar="DIR[:OPTIONS]", help="EAGLE-3 head for mode behind, of the target's shapes")
     add("--no-states", action="store_true", help="of a proposer that asks for no hidden states (three boundaries)")
     add("--draft-mb", type=float, default=1000.0, help="megabytes that a tree's passes read (1000)")
-    add("--rows", type=int, default=16, help="rows of a tree in lockstep, root included (16)")
-    add("--depth", type=int, default=5, help="levels of a tree in lockstep, and passes of the draft (5)")
-    add("--chain", type=int, default=4, help="tokens, and passes, of a chain ahead (4)")
+    add("--rows", type=int, default=16, help="rows of a tree, root included (16)")
+    add("--depth", type=int, default=5, help="levels of a tree, and passes of the draft (5)")
     add("--right", type=int, default=3, help="levels of each tree that are right (3)")
     add("--requests", type=int, default=1, help="requests that decode together (1)")
     add("--rounds", type=int, default=150, help="rounds that a figure is taken from (150)")

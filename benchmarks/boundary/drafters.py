@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.boundary.link import DraftLink, attached_here
 from benchmarks.boundary.plan import PROPOSER, DraftPlan, DraftReport
-from benchmarks.boundary.settings import BEHIND, LOCKSTEP, Measured, Setting
+from benchmarks.boundary.settings import BEHIND, Measured, Setting
 from benchmarks.boundary.timed_head import spec_of
 from benchmarks.lib.link_server import LinkServer, link_servers
 from benchmarks.lib.repository import ROOT
@@ -43,7 +43,6 @@ class Drafters:
                 *(sys.executable, "-m", "draft_service", "--verify", f"127.0.0.1:{server.port}", "--port", "0"),
                 *("--proposers", self._write_plan(setting), "--device", self._measured.draft_device),
                 *("--transports", setting.transport, "--log-level", "warning"),
-                *("--mode", LOCKSTEP if setting.mode == BEHIND else setting.mode),
             )
             if not setting.spins:
                 command = (*command, "--spin-ms", "0")

@@ -94,7 +94,7 @@ def _spans(watched: Watched, link: TimedLink) -> Row:
 
 
 def _split(watched: Watched, link: TimedLink, report: DraftReport) -> Row:
-    """Of rounds in lockstep: those ahead overlap with drafting."""
+    """Of rounds in lockstep."""
     drafted = [(begun, ended) for begun, ended, _ in report.trees]
     found = rounds(link.commits, link.collections, drafted, watched.window)
     parts: Row = {
@@ -110,8 +110,6 @@ def _tree_figures(state: LinkState, setting: Setting) -> Row:
     (drafter,) = state.drafters
     stats = drafter.stats
     found, asked = stats.hits, stats.hits + stats.misses
-    if setting.mode != LOCKSTEP:
-        found, asked = stats.ahead_hits, stats.ahead_hits + stats.ahead_misses
     other = drafter.transport != setting.transport
     note = f"came by {drafter.transport}" if other else _asleep(setting)
     return {"hits": found / asked if asked else None, "note": note}
@@ -128,7 +126,6 @@ def _drafter(report: DraftReport) -> Row:
         "states received": report.rows,
         "states on the device": report.on_device,
         "calls for trees": len(report.trees),
-        "calls for likely tokens": len(report.looks),
         "drafting us": _us(median([ended - begun for begun, ended, _ in report.trees])),
     }
 

@@ -43,14 +43,13 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """What a service did. `trees`: begin and end of each call for trees and seconds of it on the GPU; `looks`: as many
-    of each look at likely tokens, which is done to draft ahead. Times are time.perf_counter(), one clock for a host.
+    """What a service did. `trees`: begin and end of each call for trees and seconds of it on the GPU. Times are
+    time.perf_counter(), one clock for a host.
 
     `rows` of hidden states came, `on_device` of them on the GPU. `size` bytes are what is really read for a tree.
     """
 
     trees: Sequence[tuple[float, float, float]]
-    looks: Sequence[tuple[float, float, float]]
     rows: int
     on_device: int
     size: int
@@ -61,5 +60,4 @@ class DraftReport:
     @classmethod
     def read(cls, path: Path) -> DraftReport:
         content = json.loads(path.read_text(encoding="utf-8"))
-        trees, looks = (tuple(tuple(each) for each in content.pop(name)) for name in ("trees", "looks"))
-        return cls(trees=trees, looks=looks, **content)
+        return cls(trees=tuple(tuple(each) for each in content.pop("trees")), **content)

@@ -36,7 +36,7 @@ class _Session:
     truth: tuple[int, ...]
     at: int
     right: bool
-    """Whether all its tokens are the recorded ones. Those of a fork may not be."""
+    """Whether all its tokens are the recorded ones."""
 
     def add(self, token_ids: Sequence[int]) -> None:
         end = self.at + len(token_ids)
@@ -83,7 +83,6 @@ class BoundaryProposer(Proposer):
         self._vocabulary = 0
         self._sessions: dict[int, _Session] = {}
         self._trees: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
-        self._looks: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
         self._rows = self._on_device = 0
 
     def bind(self, target: Target) -> None:
@@ -95,11 +94,6 @@ class BoundaryProposer(Proposer):
         key = continuation_key(prompt, opening.sampling.temperature, opening.sampling.seed)
         entered = self._sessions[session] = _Session(self._continuations.get(key, ()), 0, right=True)
         entered.add(opening.token_ids[opening.prompt_length :])
-
-    def fork(self, session: int, fork: int, opening: Opening, token_ids: Sequence[int]) -> None:
-        base = self._sessions[session]
-        forked = self._sessions[fork] = _Session(base.truth, base.at, base.right)
-        forked.add(token_ids)
 
     def commit(self, session: int, token_ids: Sequence[int]) -> None:
         self._sessions[session].add(token_ids)
@@ -131,15 +125,8 @@ class BoundaryProposer(Proposer):
         self._trees.append((begun, time.perf_counter(), seconds))
         return trees
 
-    def next_tokens(self, sessions: Sequence[int], width: int) -> list[list[tuple[int, float]]]:
-        begun = time.perf_counter()
-        seconds = self._reader.read(1)
-        likely = [self._likely(self._sessions[session], width) for session in sessions]
-        self._looks.append((begun, time.perf_counter(), seconds))
-        return likely
-
     def shut_down(self) -> None:
-        report = DraftReport(tuple(self._trees), tuple(self._looks), self._rows, self._on_device, self._reader.nbytes)
+        report = DraftReport(tuple(self._trees), self._rows, self._on_device, self._reader.nbytes)
         report.write(Path(self._plan.report))
 
     def _tree(self, request: DraftRequest) -> TokenTree:
@@ -156,11 +143,6 @@ class BoundaryProposer(Proposer):
             parents.append(level - 1)
             scores.append(_LIKELY * level + _UNLIKELY)
         return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
-
-    def _likely(self, session: _Session, width: int) -> list[tuple[int, float]]:
-        """The true token, and those that follow it by number."""
-        token = session.expected(0)
-        return [(self._after(token, rank), _UNLIKELY if rank else _LIKELY) for rank in range(width)]
 
     def _after(self, token: int, distance: int) -> int:
         """Another token than this one, unless the distance is 0."""

@@ -15,7 +15,7 @@ PLAIN = "plain"
 LOCKSTEP = "lockstep"
 BEHIND = "behind"
 """An EAGLE-3 head that drafts behind the pass; in lockstep where it cannot."""
-MODES = (LOCKSTEP, BEHIND, "ahead", "ahead-or-wait")
+MODES = (LOCKSTEP, BEHIND)
 CUDA_IPC = "cuda_ipc"
 SHARED = (CUDA_IPC, "shm")
 TRANSPORTS = (IN_PROCESS, *SHARED, "grpc")
@@ -57,8 +57,7 @@ class Setting:
 
     def baseline(self) -> Setting:
         """The same proposer in verify's process."""
-        mode = BEHIND if self.mode == BEHIND else LOCKSTEP
-        return Setting(IN_PROCESS, mode, self.states, self.rows, self.depth, self.right)
+        return Setting(IN_PROCESS, self.mode, self.states, self.rows, self.depth, self.right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +107,18 @@ def settings_of(
     *,
     states: bool,
     tree: tuple[int, int],
-    chain: int,
     right: int,
     asleep: bool = False,
 ) -> tuple[Setting, ...]:
-    """Every transport in every mode, in verify's process always in lockstep.
+    """Every transport in every mode, with trees of so many rows and levels.
 
     Through the GPU's memory travel states alone, so that proposers without any take another way. Behind the pass
-    nothing else is of use.
-
-    In lockstep a tree has `tree` rows and levels, and the proposer gets states if they are wanted. Ahead it makes
-    chains of `chain` tokens, and gets none: tokens yet undecided have no states. `asleep` adds rounds in lockstep
-    through shared memory at whose ends nobody spins.
+    nothing else is of use. `asleep` adds rounds in lockstep through shared memory at whose ends nobody spins.
     """
+    rows, depth = tree
     found: dict[Setting, None] = {}
     for mode in modes:
-        rows, depth = tree if mode in (LOCKSTEP, BEHIND) else (chain + 1, chain)
-        has_states = mode == BEHIND or (states and mode == LOCKSTEP)
+        has_states = states or mode == BEHIND
         fitting = [name for name in transports if has_states or name != CUDA_IPC]
         if mode == BEHIND:
             fitting = [name for name in transports if name in (IN_PROCESS, CUDA_IPC)]

@@ -55,8 +55,6 @@ class _Marked(NamedTuple):
 class TimedHead(Proposer):
     """See the module. Does what `inner` does."""
 
-    drafts_ahead = False
-
     def __init__(self, name: str, inner: Proposer, report: Path) -> None:
         self.name = name
         self._inner = inner
@@ -107,7 +105,7 @@ class TimedHead(Proposer):
         for each in self._rounds:
             each.end.synchronize()
         rounds = [(each.begun, each.ended, each.start.elapsed_time(each.end) / 1e3) for each in self._rounds]
-        DraftReport(rounds, (), self._rows, self._on_device, 0).write(self._report)
+        DraftReport(rounds, self._rows, self._on_device, 0).write(self._report)
 
     def _mark(self, begun: float, ended: float, outcome: DevicePassResult, enqueued: EnqueuedRound) -> None:
         import torch

@@ -25,8 +25,6 @@ GREEDY = Sampling(temperature=0.0)
 class Uncoupled(Proposer):
     """Opens every session of another proposer as a greedy one."""
 
-    drafts_ahead = False
-
     def __init__(self, name: str, inner: Proposer) -> None:
         self.name = name
         self._inner = inner

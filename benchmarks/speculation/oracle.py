@@ -72,8 +72,6 @@ class _Overwriting:
 class Oracle(Proposer):
     """See the module."""
 
-    drafts_ahead = False
-
     def __init__(self, name: str, inner: Proposer, plan: OraclePlan, width: int) -> None:
         """width: children of a node of the trees."""
         self.name = name

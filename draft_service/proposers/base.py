@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf, log
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -217,13 +217,6 @@ class Proposer(ABC):
     """
     follows: bool = False
     """Whether `follow` queues rounds."""
-    drafts_ahead: bool = True
-    """Whether `fork` may be called. It never is where hidden states are wanted: tokens yet undecided have none."""
-
-    @property
-    def forkable(self) -> bool:
-        """Whether trees can be made ahead."""
-        return self.drafts_ahead and not self.feature_boundaries
 
     @property
     def needs_states(self) -> bool:
@@ -292,32 +285,6 @@ class Proposer(ABC):
         """
         return EnqueuedRound()
 
-    def next_tokens(self, sessions: Sequence[int], width: int) -> list[list[tuple[int, float]]]:
-        """Up to `width` likely next tokens of each session, with the natural logarithm of each one's probability.
-
-        The likeliest first. The default asks `propose` for trees of one level.
-        """
-        rows = min(width + 1, self.max_nodes)
-        trees = self.propose([DraftRequest(session, rows, 1) for session in sessions])
-        return [[] if tree is None else _first_level(tree) for tree in trees]
-
-    def fork(self, session: int, fork: int, opening: Opening, token_ids: Sequence[int]) -> None:
-        """Begin session `fork`, which supposes that `token_ids`, at least one, follow the tokens of `session`.
-
-        Only used to draft ahead. A fork may be forked, is asked like any session, and then either closed or adopted; no
-        `commit` comes while it lives. `opening` is that of the request with all tokens of `session`. The default opens
-        it with all tokens; override it where that costs more than a few of them. Raises SessionRefusedError.
-        """
-        self.open(fork, replace(opening, token_ids=[*opening.token_ids, *token_ids]))
-
-    def adopt(self, session: int, fork: int, token_ids: Sequence[int]) -> None:
-        """As `commit(session, token_ids)`, which is all that `fork` had supposed; `fork` is closed.
-
-        `session` may have been forked more than once on the way there. Override it to keep what the fork has computed.
-        """
-        self.close(fork)
-        self.commit(session, token_ids)
-
     def advance(self) -> bool:
         """Do one bounded piece of background work, such as a chunk of a long prompt.
 
@@ -327,12 +294,3 @@ class Proposer(ABC):
 
     def shut_down(self) -> None:  # noqa: B027 (a hook; most proposers need none)
         """The process ends; release what is held."""
-
-
-def _first_level(tree: TokenTree) -> list[tuple[int, float]]:
-    """The root's children with their log-probabilities, halving from one to the next where none are known."""
-    nodes = tree.children(-1)
-    log_probs = [log(0.5) * (1 + rank) for rank in range(len(nodes))]
-    if tree.log_probs is not None:
-        log_probs = [tree.log_probs[node] for node in nodes]
-    return [(tree.token_ids[node], log_prob) for node, log_prob in zip(nodes, log_probs, strict=True)]

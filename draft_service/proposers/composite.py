@@ -14,8 +14,6 @@ class Composite(Proposer):
     The `sources` of its trees name them, so that verify counts what became of each one's nodes.
     """
 
-    drafts_ahead = False  # a member's session would have to be forked with it, and members may not allow that
-
     @abstractmethod
     def join(self, others: Mapping[str, Proposer]) -> None:
         """Told once, before `bind`, of all other proposers by name.

@@ -42,11 +42,6 @@ if TYPE_CHECKING:
 PROTOCOL_VERSION = 1
 CUDA_IPC, SHM, GRPC = "cuda_ipc", "shm", "grpc"
 TRANSPORTS = (CUDA_IPC, SHM, GRPC)
-MODES = {
-    "lockstep": draft_pb2.DRAFT_MODE_LOCKSTEP,
-    "ahead": draft_pb2.DRAFT_MODE_AHEAD,
-    "ahead-or-wait": draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT,
-}
 REPLIES_PER_SLOT = 4
 """Replies that verify takes in one message, for each slot of the attachment."""
 BYTES_PER_REPLY = 2048
@@ -66,10 +61,6 @@ class AttachGrant:
     num_slots: int
     transport: str = "grpc"
     shared_memory: SharedMemoryAddress | None = None
-    max_ahead: int = 0
-    """Trees ahead that verify keeps for one state of a slot; 0 in lockstep."""
-    waits: bool = True
-    """Whether verify waits for a tree where none ahead was right."""
     device_ring: DeviceRingAddress | None = None
     transport_reason: str = ""
     """Why `transport` is not a better one that both ends list."""
@@ -81,17 +72,6 @@ class AttachGrant:
     def replies_per_message(self) -> int:
         """Most replies that verify takes in one message."""
         return REPLIES_PER_SLOT * self.num_slots
-
-
-@dataclass(frozen=True, slots=True)
-class DraftingMode:
-    """How trees are made: `mode` is that of `MODES`, `fan_out` how many trees ahead for one state of a request."""
-
-    mode: str = "lockstep"
-    fan_out: int = 0
-
-
-LOCKSTEP = DraftingMode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +117,6 @@ def encode_attach(
     token: str,
     transports: Sequence[str],
     share: float | None,
-    drafting: DraftingMode = LOCKSTEP,
     unfit: Mapping[str, str] = NO_MISFITS,
 ) -> draft_pb2.AttachRequest:
     """`unfit` are the reasons of proposers that do not fit, by name."""
@@ -154,8 +133,6 @@ def encode_attach(
         address=identity.address,
         process_id=identity.process_id,
         share=share,
-        mode=MODES[drafting.mode],
-        fan_out=drafting.fan_out,
         device=identity.placement.device,
         gpu_uuid=identity.placement.gpu_uuid,
         unfit=[draft_pb2.UnfitProposer(name=name, reason=reason[:MAX_MISFIT]) for name, reason in unfit.items()],
@@ -163,9 +140,7 @@ def encode_attach(
     )
 
 
-def decode_attachment(
-    message: draft_pb2.AttachResponse, transports: Sequence[str], drafting: DraftingMode = LOCKSTEP
-) -> AttachGrant:
+def decode_attachment(message: draft_pb2.AttachResponse, transports: Sequence[str]) -> AttachGrant:
     """Raises FailedPreconditionError when verify chose a version or transport that was not offered."""
     transport = message.transport or "grpc"
     if message.version != PROTOCOL_VERSION or transport not in transports:
@@ -175,16 +150,12 @@ def decode_attachment(
     memory = _decode_memory(message.shared_memory) if message.HasField("shared_memory") else None
     ring = message.device_ring
     address = DeviceRingAddress(ring.handle, ring.size, ring.gpu_uuid) if message.HasField("device_ring") else None
-    ahead = 0 if drafting.mode == "lockstep" else min(message.max_ahead, drafting.fan_out)
-    waits = not ahead or drafting.mode != "ahead"
     deadline, reason = message.deadline_us / 1e6 or inf, message.transport_reason
     queue = None
     if message.HasField("device_queue"):
         given = message.device_queue
         queue = DeviceQueueAddress(given.handle, given.size, given.gpu_uuid, given.rows)
-    return AttachGrant(
-        message.epoch, message.num_slots, transport, memory, ahead, waits, address, reason, deadline, queue
-    )
+    return AttachGrant(message.epoch, message.num_slots, transport, memory, address, reason, deadline, queue)
 
 
 def _decode_memory(message: draft_pb2.SharedMemory) -> SharedMemoryAddress:
@@ -268,7 +239,6 @@ def encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
         feature_boundaries=proposer.feature_boundaries,
         max_nodes=proposer.max_nodes,
         max_depth=proposer.max_depth,
-        lockstep=not proposer.forkable,
         needs_states=proposer.needs_states,
         device=proposer.device,
         own_text_only=proposer.own_text_only,
@@ -296,7 +266,6 @@ def _decode_commit(message: draft_pb2.Commit) -> Commit[torch.Tensor]:
         message.max_nodes,
         message.max_depth,
         states,
-        message.tree_id,
         rows,
         message.handed,
     )
@@ -372,6 +341,3 @@ def _fill_tree(message: tree_pb2.TokenTree, reply: TreeReply) -> None:
         message.log_probs.extend(reply.tree.log_probs)
     if reply.sources:
         message.sources.extend(reply.sources)
-    message.tree_id = reply.tree_id
-    if reply.parent is not None:
-        message.parent.tree_id, message.parent.node = reply.parent

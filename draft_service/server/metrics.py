@@ -25,7 +25,6 @@ class WorkerCollector(Collector):
         yield GaugeMetricFamily("slipstream_draft_sessions", "Requests drafted for", float(stats.sessions))
         yield CounterMetricFamily("slipstream_draft_trees", "Trees sent", float(stats.trees_sent))
         yield CounterMetricFamily("slipstream_draft_nodes", "Drafted tokens sent", float(stats.nodes_sent))
-        yield CounterMetricFamily("slipstream_draft_ahead", "Trees sent ahead", float(stats.ahead_sent))
         yield CounterMetricFamily(
             "slipstream_draft_superseded",
             "Trees of states that had passed when they were made",

@@ -14,7 +14,7 @@ import uvloop
 from draft_service.config import DraftSettings, load_settings
 from draft_service.layer_check.capture_layer_check import check_boundaries
 from draft_service.proposers.registry import load_proposers
-from draft_service.protocol.codec import DraftingMode, Identity
+from draft_service.protocol.codec import Identity
 from draft_service.protocol.placement import settle
 from draft_service.server.admin_servicer import DraftAdmin, make_server
 from draft_service.server.metrics import make_registry
@@ -34,6 +34,8 @@ _GRACE_S = 1.0
 
 async def serve(settings: DraftSettings) -> None:
     """Run until terminated. Raises SlipstreamError if a proposer cannot be loaded or an address cannot be bound."""
+    if "mode" in settings.model_fields_set:
+        _log.warning("--mode is deprecated and sets nothing: leave it out")
     placement = settle(settings.device)
     proposers = load_proposers(
         settings.hosted,
@@ -56,7 +58,6 @@ async def serve(settings: DraftSettings) -> None:
         token=settings.attach_token,
         transports=settings.offered(placement),
         share=settings.share,
-        drafting=DraftingMode(settings.mode, settings.fan_out),
         spin=settings.spin(placement),
         tls=settings.tls,
     )

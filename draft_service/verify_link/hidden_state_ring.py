@@ -149,5 +149,5 @@ class HiddenStateRing:
         features = copy.as_strided((rows, width), (width, 1), (position - start) // NUMBER_BYTES)
         if isinstance(record, Extend):
             return Extend(record.stamp, record.first_position, features)
-        stamp, tokens, nodes, depth, _, tree_id, _, handed = record
-        return Commit(stamp, tokens, nodes, depth, features, tree_id, handed=handed)
+        stamp, tokens, nodes, depth, _, _, handed = record
+        return Commit(stamp, tokens, nodes, depth, features, handed=handed)

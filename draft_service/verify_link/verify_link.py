@@ -16,7 +16,7 @@ import grpc
 
 from draft_service.proposers.base import CPU, Proposer
 from draft_service.protocol import codec
-from draft_service.protocol.codec import CUDA_IPC, GRPC, LOCKSTEP, AttachGrant, DraftingMode, Identity
+from draft_service.protocol.codec import CUDA_IPC, GRPC, AttachGrant, Identity
 from draft_service.protocol.records import Record
 from draft_service.verify_link.grpc_transport import GrpcRecordSource
 from draft_service.verify_link.hidden_state_ring import HiddenStateRing
@@ -65,7 +65,6 @@ class VerifyLink:
         "_attachment",
         "_attempts",
         "_avoided",
-        "_drafting",
         "_identity",
         "_memory",
         "_patient_until",
@@ -90,7 +89,6 @@ class VerifyLink:
         token: str = "",
         transports: Sequence[str] = codec.TRANSPORTS,
         share: float | None = None,
-        drafting: DraftingMode = LOCKSTEP,
         memory: Callable[[], DeviceMemory] | None = None,
         spin: float = 0.0,
         tls: Tls | None = None,
@@ -104,7 +102,6 @@ class VerifyLink:
         self._tls = tls
         self._stays_awake = bool(spin) and len(os.sched_getaffinity(0)) >= AWAKE_CPUS
         self._address = address
-        self._drafting = drafting
         self._worker = worker
         self._identity = identity
         self._token = token
@@ -179,14 +176,14 @@ class VerifyLink:
             binding = await asyncio.wrap_future(self._worker.bind(codec.decode_target(info)))
             proposers, transports = binding.fitting, self._offered(binding.fitting)
             request = codec.encode_attach(
-                self._identity, proposers, self._token, transports, self._share, self._drafting, binding.unfit
+                self._identity, proposers, self._token, transports, self._share, binding.unfit
             )
             if not proposers:
                 with suppress(grpc.RpcError):  # it is refused, but operators can see there why
                     await stub.Attach(request, timeout=_CALL_TIMEOUT_S)
                 raise FailedPreconditionError(f"no proposer fits the model: {_reasons(binding.unfit)}")
             answer = await stub.Attach(request, timeout=_CALL_TIMEOUT_S)
-            attachment = codec.decode_attachment(answer, transports, self._drafting)
+            attachment = codec.decode_attachment(answer, transports)
             common = [name for name in codec.decode_transports(info) if name in transports]
             if binding.unfit and binding.unfit != self._unfit:
                 _log.error("not offered, as they do not fit the model: %s", _reasons(binding.unfit))
@@ -224,9 +221,6 @@ class VerifyLink:
         suffix = f" (not by {self._transport_reason})" if self._transport_reason else ""
         where = f"{self._address}, epoch {attachment.epoch}, by {transport}"
         _log.log(level, "attached to %s: %s%s", where, names, suffix)
-        lockstep = [p.name for p in proposers if not p.forkable]
-        if attachment.max_ahead and lockstep:
-            _log.warning("drafted in lockstep all the same, none of it ahead: %s", ", ".join(lockstep))
         try:
             await self._carry(exchange, proposers, shared)
         except grpc.aio.AioRpcError as error:

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 from draft_service.proposers.base import DraftRequest, FollowRequest, Proposer, SessionRefusedError
 from draft_service.proposers.hidden_states import placed
 from draft_service.protocol.records import Close, Open, Record
-from draft_service.worker.ahead_state import AheadState, CachedSpeculation
-from draft_service.worker.fan_out import FanOut
 from slipstream.rpc.logs import with_fields
 from slipstream_kernels.draft_protocol.proposer_host import EnqueueRequest
-from slipstream_kernels.draft_protocol.records import Commit, Extend, Gap, Nack, Reply, Resume, Stamp, TreeReply
+from slipstream_kernels.draft_protocol.records import Commit, Extend, Gap, Nack, Reply, Resume, Stamp
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -53,8 +51,6 @@ class SessionSlot:
     awaits_open: bool = False
     featured: int = 0
     request_id: str = ""
-    ahead: AheadState | None = None
-    """Set for a request that is drafted ahead."""
 
 
 @dataclass(slots=True)
@@ -62,8 +58,7 @@ class SessionTable:
     """All slots of one attachment. `numbers` yields session numbers that are unique in the process.
 
     `hidden_size` is the target's. `partial` counts sessions that began without states which their proposer wanted.
-    `max_ahead` is how many trees ahead verify keeps for one state, 0 in lockstep; `waits` says whether it waits for a
-    tree where none of them was right, and `deadline` for how many seconds at most. Tokens that proposers get are below
+    `deadline` is for how many seconds verify waits for a tree at most. Tokens that proposers get are below
     `vocab_size`: most of them use tokens as indices.
     """
 
@@ -73,13 +68,9 @@ class SessionTable:
     numbers: count[int]
     hidden_size: int = 0
     partial: int = 0
-    max_ahead: int = 0
-    waits: bool = True
     deadline: float = inf
     vocab_size: int = MOST_TOKENS
     dropped: Counter[str] = field(default_factory=Counter)
-    fan_outs: dict[Proposer, FanOut] = field(default_factory=dict)
-    """What each proposer's trees ahead have been worth."""
     _slots: dict[int, SessionSlot] = field(default_factory=dict)
     _sessions: int = 0
 
@@ -148,7 +139,7 @@ class SessionTable:
         asked: dict[Proposer, list[FollowRequest]] = {}
         for stamp, row, rows, place, max_nodes, max_depth in values:
             slot = self._slots.get(stamp.slot)
-            if slot is None or slot.proposer is None or slot.stamp != stamp or slot.wants_tree or slot.ahead:
+            if slot is None or slot.proposer is None or slot.stamp != stamp or slot.wants_tree:
                 continue
             proposer = slot.proposer
             requests = asked.get(proposer)
@@ -157,11 +148,6 @@ class SessionTable:
             nodes, depth = min(max_nodes, proposer.max_nodes), min(max_depth, proposer.max_depth)
             requests.append(FollowRequest(slot.session, row, rows, place, nodes, depth))
         return asked
-
-    @property
-    def slots(self) -> list[SessionSlot]:
-        """All that verify has opened."""
-        return list(self._slots.values())
 
     def refuse(self, slot: SessionSlot, reason: str) -> Nack:
         """No more trees for this slot until the next Open."""
@@ -198,10 +184,6 @@ class SessionTable:
             text = "proposer %s begins a session without the states of %d tokens"
             _log.debug(text, proposer.name, slot.featured, extra=_named(slot))
         self._want(slot, record)
-        if self.max_ahead and proposer.forkable:
-            fan_out = self.fan_outs.setdefault(proposer, FanOut(self.max_ahead))
-            slot.ahead = AheadState(record.opening, fan_out, outcomes_pending=slot.wants_tree)
-            slot.wants_tree &= self.waits
         return None
 
     def _commit(self, record: Commit[torch.Tensor], slot: SessionSlot | None) -> Reply | None:
@@ -221,39 +203,17 @@ class SessionTable:
         if fault := self._beyond_vocabulary(record.token_ids):
             return self.refuse(slot, fault)
         try:
-            found = None
-            if slot.ahead is None:
-                slot.proposer.commit(slot.session, record.token_ids)
-            else:
-                found = slot.ahead.advance(slot.proposer, slot.session, record)
+            slot.proposer.commit(slot.session, record.token_ids)
         except Exception:  # noqa: BLE001 (as in _open)
             _log.exception("proposer %s failed to take tokens", slot.proposer.name, extra=_named(slot))
             return self.refuse(slot, f"proposer {slot.proposer.name} failed")
         slot.stamp = stamp
         self._want(slot, record)
-        if slot.ahead is not None:
-            return self._begin_outcomes(slot, slot.ahead, found, record)
         if record.hidden_states is None:
             return None
         return self._take_states(
             slot, slot.proposer, stamp.base_length - len(record.token_ids) - 1, record.hidden_states
         )
-
-    def _begin_outcomes(
-        self, slot: SessionSlot, ahead: AheadState, found: CachedSpeculation | None, record: Commit[torch.Tensor]
-    ) -> Reply | None:
-        """Begin a step: note the tree that it verifies, the cached one that verify took or is sent again, or none."""
-        ahead.outcomes_pending = slot.wants_tree
-        if found is None or not slot.wants_tree:
-            slot.wants_tree &= self.waits
-            return None
-        taken = record.tree_id == found.tree_id
-        slot.wants_tree = False
-        if not taken and not self.waits:
-            return None
-        ahead.tree = found.tree.truncated(record.max_nodes - 1, record.max_depth)
-        ahead.tree_id = found.tree_id
-        return None if taken else TreeReply(slot.stamp, ahead.tree, tree_id=ahead.tree_id)
 
     def _extend(self, record: Extend[torch.Tensor], slot: SessionSlot | None) -> Reply | None:
         if slot is None or record.stamp.generation > slot.stamp.generation:
@@ -310,15 +270,12 @@ class SessionTable:
 
     def _forget(self, slot: SessionSlot) -> None:
         proposer, session = slot.proposer, slot.session
-        ahead, slot.ahead = slot.ahead, None
         slot.proposer, slot.session, slot.wants_tree = None, 0, False
         if proposer is None:
             return
         self._sessions -= 1
         _log.debug("session %d: over", session, extra=_named(slot))
         try:
-            if ahead is not None:
-                ahead.close(proposer)
             proposer.close(session)
         except Exception:  # noqa: BLE001 (as in _open)
             _log.exception("proposer %s failed to close a session", proposer.name, extra=_named(slot))

@@ -16,13 +16,12 @@ from math import inf
 from queue import SimpleQueue
 from time import perf_counter
 
-from draft_service.proposers.base import DraftRequest, Proposer, Target
+from draft_service.proposers.base import Proposer, Target
 from draft_service.protocol.codec import AttachGrant
 from draft_service.protocol.records import EMPTY_TREE, Close, Record
 from draft_service.worker.background_scheduler import Background
 from draft_service.worker.commands import Attach, Bind, Binding, Command, Detach, Send, SendReply, Stop
 from draft_service.worker.device_fault import end_if_device_lost
-from draft_service.worker.draft_ahead import AheadDrafter
 from draft_service.worker.draft_call import Asked, DraftBatch, DraftCall
 from draft_service.worker.pass_queue import PassQueue, draft_behind, followed
 from draft_service.worker.record_source import RecordSource
@@ -51,8 +50,6 @@ class WorkerStats:
     nodes_sent: int = 0
     superseded: int = 0
     failures: int = 0
-    ahead_sent: int = 0
-    """Trees sent ahead, for the ways in which a verify step might end."""
     sessions: int = 0
     partial: int = 0
     """Sessions that began without older states which their proposer wanted."""
@@ -213,8 +210,6 @@ class Worker:
                 if self._table is not None:
                     self.stats.partial += self._table.partial
                     self._table.partial = 0
-                    if self._table.max_ahead:
-                        self._draft_ahead(self._table)
                 more_work = background.advance()
             if not (items or more_work):
                 self._rest()
@@ -270,8 +265,6 @@ class Worker:
                     proposers,
                     self._numbers,
                     self._hidden_size,
-                    max_ahead=attachment.max_ahead,
-                    waits=attachment.waits,
                     deadline=attachment.deadline,
                     vocab_size=self._vocab_size or MOST_TOKENS,
                 )
@@ -344,33 +337,16 @@ class Worker:
         if not self._is_current(slot):
             # Too late to be of use, yet it tells verify that this slot is drafted for, and what waiting would bring.
             self.stats.superseded += 1
-            told = slot.ahead is None and not isinstance(tree, DeviceTree)
-            return TreeReply(slot.stamp, tree if told else EMPTY_TREE)
+            return TreeReply(slot.stamp, EMPTY_TREE if isinstance(tree, DeviceTree) else tree)
         self.stats.trees_sent += 1
         self.stats.nodes_sent += most_rows(tree)[0]
-        if slot.ahead is None and isinstance(tree, DeviceTree):
+        if isinstance(tree, DeviceTree):
             return TreeReply(slot.stamp, tree)
-        tree_id = 0
-        if slot.ahead is not None:
-            tree_id = slot.ahead.tree_id = next(self._numbers)
-            slot.ahead.tree = tree
-        sources = () if isinstance(tree, DeviceTree) else table.sources_of(slot, tree)
-        return TreeReply(slot.stamp, tree, sources, tree_id)
-
-    def _draft_ahead(self, table: SessionTable) -> None:
-        """Send trees ahead as they are made, for the states that are the newest."""
-        drafter = AheadDrafter(self._numbers, self._propose, self._is_current, self._look)
-        for replies in drafter.prepare(table.slots):
-            if replies and self._send is not None:
-                self._send(replies)
-                self.stats.ahead_sent += len(replies)
+        return TreeReply(slot.stamp, tree, table.sources_of(slot, tree))
 
     def _look(self) -> None:
         """Take in what the source holds, to be handled in the next pass."""
         self._arrived.extend(self._pick_up())
-
-    def _propose(self, proposer: Proposer, requests: list[DraftRequest]) -> list[TokenTree | None]:
-        return DraftCall(proposer, requests, self._vocab_size).result()
 
     def _is_current(self, slot: SessionSlot) -> bool:
         return self._newest.get(slot.stamp.slot) == slot.stamp

@@ -128,7 +128,6 @@ class Drafter:
     epoch: int
     address: str
     transport: str
-    mode: str
     requests: int
     share: float
     drafted_tokens: int

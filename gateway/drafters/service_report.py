@@ -36,7 +36,6 @@ async def _report(replica: Replica) -> ServiceReport:
                 "proposer": each.proposer,
                 "epoch": each.epoch,
                 "transport": each.transport,
-                "mode": each.mode,
                 "requests": each.requests,
                 "share": round(each.share, 4),
                 "drafted_tokens": each.drafted_tokens,

@@ -345,7 +345,6 @@ class DrafterReport(TypedDict):
     proposer: str
     epoch: int
     transport: str
-    mode: str
     requests: int
     share: float
     drafted_tokens: int

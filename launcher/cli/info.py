@@ -201,13 +201,11 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
     for drafter in verify.drafters:
         drafted, accepted = drafter["drafted_tokens"], drafter["accepted_tokens"]
         branch.add(
-            f"epoch {drafter['epoch']} drafts {drafter['proposer']} for {drafter['requests']} requests, "
-            f"{drafter['mode']}: drafted {drafted}, accepted {accepted}"
+            f"epoch {drafter['epoch']} drafts {drafter['proposer']} for {drafter['requests']} requests: "
+            f"drafted {drafted}, accepted {accepted}"
             f"{f' ({accepted / drafted:.0%})' if drafted else ''}"
         )
         figures = "  trees: {hits} hits, {waits} waits, {misses} missed, {late} late; {stale_records} stale records"
-        if drafter["mode"] != "lockstep":
-            figures += "; ahead: {ahead_hits} hits, {ahead_misses} missed, {ahead_late} late, {ahead_stale} stale"
         branch.add(figures.format_map(drafter))
         taking = f"take {drafter['answer_us'] / 1000:.1f} ms, and " if drafter["answer_us"] else ""
         branch.add(f"  they {taking}are waited for up to {drafter['deadline_us'] / 1000:.1f} ms")

@@ -183,14 +183,8 @@ _Counters = dict[tuple[int, str], tuple[int, int]]
 
 
 def _counters(state: verify_pb2.GetStateResponse) -> _Counters:
-    """Return the counters. Steps: with a tree or a wait in vain in lockstep, hits and misses of draft-ahead."""
-    return {
-        (each.epoch, each.proposer): (
-            max(each.hits + each.misses, each.ahead_hits + each.ahead_misses),
-            each.accepted_tokens,
-        )
-        for each in state.drafters
-    }
+    """Return the counters. Steps: with a tree or a wait in vain."""
+    return {(each.epoch, each.proposer): (each.hits + each.misses, each.accepted_tokens) for each in state.drafters}
 
 
 def _count(canary: Canary, state: verify_pb2.GetStateResponse, before: _Counters, new: Arm, old: Arm) -> _Counters:

@@ -72,6 +72,18 @@ def test_a_bad_configuration_is_refused_with_its_key(text, reason, capsys) -> No
     assert reason in capsys.readouterr().err
 
 
+def test_lockstep_is_the_only_mode_that_is_left(monkeypatch, capsys) -> None:
+    assert load_settings(["--mode", "lockstep"]).mode == load_settings([]).mode
+    with pytest.raises(SystemExit) as ended:
+        load_settings(["--mode", "ahead"])
+    assert ended.value.code == 2
+    assert "--mode: leave the flag out" in capsys.readouterr().err
+    monkeypatch.setenv("SLIPSTREAM_DRAFT_MODE", "ahead-or-wait")
+    with pytest.raises(SystemExit):
+        load_settings([])
+    assert "got 'ahead-or-wait'" in capsys.readouterr().err
+
+
 def test_one_way_of_naming_proposers_excludes_the_other(capsys) -> None:
     with pytest.raises(SystemExit):
         load_settings(["--speculative-config", '{"method": "ngram"}', "--proposer", "suffix"])

@@ -22,7 +22,6 @@ class VerifyPeer(draft_pb2_grpc.DraftLinkServiceServicer):
         self.attachments: asyncio.Queue[pb.AttachRequest] = asyncio.Queue()
         self.exchanges: asyncio.Queue[int] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.DraftReply] = asyncio.Queue()
-        self.max_ahead = 0
         self.messages = 0
         self.most_replies = 0
         self.shares: list[float] = []
@@ -59,7 +58,6 @@ class VerifyPeer(draft_pb2_grpc.DraftLinkServiceServicer):
         self.attachments.put_nowait(request)
         return pb.AttachResponse(
             version=1, epoch=next(self._epochs), transport="grpc", num_slots=self.num_slots, deadline_us=20_000,
-            max_ahead=self.max_ahead,
         )  # fmt: skip
 
     async def Exchange(self, request_iterator, context):

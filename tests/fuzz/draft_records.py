@@ -7,7 +7,7 @@ from random import Random
 from fuzz.played_link import PROPOSER, REQUESTS, ROOT, VOCABULARY
 from slipstream.v1 import draft_pb2, tree_pb2
 
-MODES = (draft_pb2.DRAFT_MODE_LOCKSTEP, draft_pb2.DRAFT_MODE_AHEAD, draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT)
+MODES = (draft_pb2.DRAFT_MODE_UNSPECIFIED, draft_pb2.DRAFT_MODE_LOCKSTEP, draft_pb2.DRAFT_MODE_AHEAD)
 
 
 def attach(random: Random, transport: str = "grpc") -> draft_pb2.AttachRequest:
@@ -22,10 +22,9 @@ def attach(random: Random, transport: str = "grpc") -> draft_pb2.AttachRequest:
         name="fuzz",
         process_id=1,
         mode=random.choice(MODES),
-        fan_out=random.choice((0, 3, 16)),
     )
     if random.random() < 0.3:
-        message.proposers.add(name="q", max_nodes=8, max_depth=4, lockstep=True)
+        message.proposers.add(name="q", max_nodes=8, max_depth=4)
         message.share = random.choice((0.0, 0.5, 1.0))
     return message
 
@@ -36,7 +35,6 @@ class Guess:
     def __init__(self, random: Random) -> None:
         self._random = random
         self.lengths: list[int] = []
-        self._tree_id = 0
 
     def begin(self) -> None:
         if len(self.lengths) < REQUESTS:
@@ -61,10 +59,7 @@ class Guess:
             if kind < 0.5:
                 message.replies.add(tree=self._tree(random, 0))
             elif kind < 0.8:
-                tree = self._tree(random, random.choice((1, 1, 2, 3)))
-                tree.parent.tree_id = random.choice((0, self._tree_id, self._tree_id - 1)) % 2**64
-                tree.parent.node = random.randint(-1, 3)
-                message.replies.add(tree=tree)
+                message.replies.add(tree=self._tree(random, random.choice((-1, 1, 2, 3))))
             elif kind < 0.92:
                 message.replies.add(resume=draft_pb2.Resume(stamp=self.stamp(), have_length=random.randrange(5)))
             else:
@@ -75,12 +70,10 @@ class Guess:
 
     def _tree(self, random: Random, ahead: int) -> tree_pb2.TokenTree:
         count = random.choice((0, 1, 3, 15, 15, 63))
-        self._tree_id += 1
         tree = tree_pb2.TokenTree(
             stamp=self.stamp(ahead),
             token_ids=[random.randrange(VOCABULARY) for _ in range(count)],
             parents=[random.randint(-1, node - 1) for node in range(count)],
-            tree_id=self._tree_id,
         )
         if random.random() < 0.3:
             tree.log_probs.extend(-random.expovariate(1) for _ in range(count))

@@ -76,14 +76,6 @@ class PlayedLink:
             if tree is not None:
                 _check(tree, *self.wishes[key])
 
-    def take_outcome_trees(self) -> None:
-        """The same of trees that were made ahead."""
-        wanted = list(self._tokens)
-        self.link.wait_for_outcomes(wanted, 0.0)
-        for key, prepared in zip(wanted, self.link.take_outcome_trees(wanted), strict=True):
-            for each in prepared:
-                _check(each.tree, *self.wishes[key])
-
     def end(self, number: int) -> None:
         key = key_of(number)
         if self._tokens.pop(key, None) is not None:

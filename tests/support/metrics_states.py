@@ -6,7 +6,6 @@ from slipstream.bucket_counts import BucketCounts
 from slipstream.generation_types import SourceCount
 from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.draft_link.link_config import DrafterState
-from verify_service.draft_link.records import Mode
 from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.engine.loop_stats import LoopState
 
@@ -33,4 +32,4 @@ LOOP = LoopState(
 )
 SOURCES = {"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)}
 TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, partial_sessions=10, handed=12, unmade=13, sources=SOURCES)
-DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", Mode.AHEAD, "ngram", 9, 0.5, 8, 7, TALLY, 0.06, 0.09)
+DRAFTER = DrafterState(77, "d", "host:1", 5, "shm", "ngram", 9, 0.5, 8, 7, TALLY, 0.06, 0.09)

@@ -15,7 +15,6 @@ from support import drafters
 from support.drafters import WireDrafter, tree_reply, wire_drafter
 from support.played_link import KEY, OTHER, chains, collect, committed, opening, run, served, until
 from verify_service.core.request import RequestKey
-from verify_service.draft_link.records import Mode
 
 THIRD = RequestKey(1, 3)
 
@@ -51,7 +50,6 @@ def test_what_became_of_trees_is_counted_for_each_attachment() -> None:
             assert (silent.stats.hits, silent.stats.waits, silent.stats.misses) == (0, 1, 2)  # it is waited for once
             assert (right.stats.drafted, right.stats.accepted) == (2 * 5, 2 * 3)
             assert right.stats.waits <= link.state().waits <= 6
-            assert {state.mode for state in states.values()} == {Mode.LOCKSTEP}
             assert silent.stats.drafted == 0
             assert link.state().deadline == 0.3
             await good.send(tree_reply(tree_pb2.Stamp(epoch=good.epoch), [5], [-1]))

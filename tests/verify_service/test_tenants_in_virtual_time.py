@@ -91,7 +91,7 @@ class Server:
             assert plan.rows
             self.attach_trees(plan.rows)
             self.scheduler.charge(plan.rows)
-            self.now += 1e-3 * (self.base + sum(item.count + item.max_rows - 1 for item in plan.rows))
+            self.now += 1e-3 * (self.base + sum(item.count + item.num_rows - 1 for item in plan.rows))
             for item in plan.rows:
                 item.state.kv.num_computed_tokens = item.state.kv.num_written_tokens = item.base
             for state in [item.state for item in plan.rows if item.decides]:

@@ -61,7 +61,6 @@ class Committed(NamedTuple):
     `max_depth` is the longest path below the root that could still be output. `features` are the states that predicted
     the tokens, those of positions total_length - len(token_ids) - 1 onwards; None where none were captured.
 
-    Where trees prepared for it were handed over, the next step is under way: with `tree`, or plainly for None.
     `catch_up`: states of older tokens that its drafter lacks are to be sent, although no tree is wanted now.
     `haste` is that of the next step, as far as it is known. `verified`: the trees that these steps verified. `handed`:
     the next step was launched with the tree that was promised behind the one which added the tokens.
@@ -73,7 +72,6 @@ class Committed(NamedTuple):
     max_nodes: int
     max_depth: int
     features: HiddenStateRows | None = None
-    tree: TokenTree | None = None
     catch_up: bool = False
     haste: WaitUrgency = WaitUrgency.HURRIED
     verified: Sequence[VerifiedTree] = ()
@@ -93,14 +91,6 @@ class StateSpan(NamedTuple):
     key: RequestKey
     first: int
     length: int
-
-
-class OutcomeTree(NamedTuple):
-    """A tree for one verification outcome of the step under way: accepted drafted tokens `path`, then `token`."""
-
-    path: tuple[int, ...]
-    token: int
-    tree: TokenTree
 
 
 ReadEvents = Sequence["torch.cuda.Event"]
@@ -126,7 +116,7 @@ class EnqueuedRequest(NamedTuple):
 class DraftSource(Protocol):
     """A supplier of token trees, as far as the verify loop knows. `NoDrafts` has each method's neutral answer.
 
-    The loop's thread alone calls every method but `known` and `default`. Only `collect` and `wait_for_outcomes` may
+    The loop's thread alone calls every method but `known` and `default`. Only `collect` may
     wait. No method should raise; the loop meets a source behind `GuardedSource`, which gives the neutral answer then.
     """
 
@@ -175,23 +165,6 @@ class DraftSource(Protocol):
 
     def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
         """Let go of a request that began, whatever the reason; `verified` since its last `Committed`, as there."""
-        ...
-
-    # --- Trees for verification outcomes that are not decided (arXiv 2603.03251), between a launch and its commit
-
-    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
-        """Return whether all drafters of these requests draft ahead alone, so that no step waits for them."""
-        ...
-
-    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
-        """Wait at most `seconds` for all outcome trees; return whether most drafted requests have any."""
-        ...
-
-    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
-        """Return the outcome trees of each request, with which its next step begins; later ones are dropped.
-
-        Trees keep within the budget of the last `Committed`; there are 16 at most.
-        """
         ...
 
     # --- Trees that a device drafts behind a step under way
@@ -257,15 +230,6 @@ class NoDrafts:
 
     def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
         return None
-
-    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
-        return False
-
-    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
-        return False
-
-    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
-        return [()] * len(keys)
 
     def drafts_on_device(self) -> bool:
         return False

@@ -15,7 +15,6 @@ from verify_service.core.draft_source import (
     EnqueuedDrafts,
     EnqueuedRequest,
     NoDrafts,
-    OutcomeTree,
     RequestOpening,
     StateChunk,
     StateSpan,
@@ -65,15 +64,6 @@ class GuardedSource:
 
     def end(self, key: RequestKey, reason: FinishReason, verified: Sequence[VerifiedTree] = ()) -> None:
         _ask(self._source.end, self._neutral.end, key, reason, verified)
-
-    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
-        return _ask(self._source.drafts_ahead_only, self._neutral.drafts_ahead_only, keys)
-
-    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
-        return _ask(self._source.wait_for_outcomes, self._neutral.wait_for_outcomes, keys, seconds)
-
-    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
-        return _ask(self._source.take_outcome_trees, self._neutral.take_outcome_trees, keys)
 
     def drafts_on_device(self) -> bool:
         return _ask(self._source.drafts_on_device, self._neutral.drafts_on_device)

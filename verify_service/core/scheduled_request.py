@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from slipstream_kernels.device_tree import most_rows
 from slipstream_kernels.token_tree import TokenTree
@@ -11,27 +10,18 @@ from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.request_state import RequestState
 
 
-class OutcomeCandidate(NamedTuple):
-    """A tree for one way in which the step before may end: after its node `node`, -1 for none, with that token."""
-
-    node: int
-    token: int
-    tree: TokenTree
-
-
 class ScheduledRequest:
     """Rows of one request in a step: `count` tokens from `first` on, and the drafted nodes below the last of them.
 
         tokens  |-- first --|-- count --| base
-        nodes                           |-- tree, or the one of `outcome_trees` that fits --|
+        nodes                           |-- tree --|
 
     first: first token whose KV was not written when this was planned; the least that it can be while `unresolved`.
     base: tokens up to and with the last of the rows: where the step decides, the length that trees hang below.
     decides: the rows reach the request's last token, whose value may be known to the engine alone.
     tree: drafted nodes below that token.
-    outcome_trees: candidates for a step whose number of tokens is not decided; perhaps none.
-    unresolved: the step before is not decided, so that the tree is not known. The engine takes the first that fits, or
-        the root alone.
+    unresolved: the step before has trees and is not decided: `first` and `base` may be lower than those the engine
+        finds. There is no tree.
     profitable_nodes: nodes of a device tree that were worth their rows; None for all of them.
     scored: positions whose logits tell logprobs of the prompt's next tokens, which the request wants.
     depth: most nodes that may be accepted of `tree`.
@@ -46,7 +36,6 @@ class ScheduledRequest:
         "depth",
         "first",
         "num_rows",
-        "outcome_trees",
         "profitable_nodes",
         "reserved",
         "scored",
@@ -59,7 +48,6 @@ class ScheduledRequest:
         state: RequestState,
         count: int,
         tree: TokenTree | None = None,
-        outcome_trees: tuple[OutcomeCandidate, ...] | None = None,
         *,
         unresolved: bool = False,
     ) -> None:
@@ -70,7 +58,6 @@ class ScheduledRequest:
         self.base = base = first + count
         self.decides = base == state.length
         self.scored: range = state.unscored(first, base)
-        self.outcome_trees = outcome_trees
         self.unresolved = unresolved
         self.profitable_nodes: int | None = None
         self.reserved = False
@@ -105,27 +92,10 @@ class ScheduledRequest:
         """Tokens of the prompt among the rows."""
         return max(0, min(self.base, self.state.prompt_length) - self.first)
 
-    @property
-    def max_accepted(self) -> int:
-        """Most nodes that may be accepted, whichever of `outcome_trees` fits."""
-        return max((each.tree.depth for each in self.outcome_trees or ()), default=0) if self.unresolved else self.depth
-
-    @property
-    def max_rows(self) -> int:
-        """Rows that the pass reserves: the root and the largest of `outcome_trees`."""
-        if self.outcome_trees is None:
-            return self.num_rows
-        return 1 + max((len(each.tree) for each in self.outcome_trees), default=0)
-
     def resolve(self, before: AcceptedPath) -> None:
-        """Take the tree of `outcome_trees` that fits the accepted path of the step before."""
-        node = before.nodes[-1] if before.nodes else -1
-        fitting = (
-            each.tree for each in self.outcome_trees or () if (each.node, each.token) == (node, before.tokens[-1])
-        )
+        """Take in the accepted path of the step before."""
         self.first += len(before.nodes)
         self.base = self.first + self.count
-        self.tree = next(fitting, None)
         self.unresolved = False
 
 

@@ -19,7 +19,7 @@ from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, En
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.draft_link.circuit_breaker import CircuitBreaker
 from verify_service.draft_link.rate_limiter import ReplyRateLimiter
-from verify_service.draft_link.records import AttachRequest, LinkFacts, Mode, Offer
+from verify_service.draft_link.records import AttachRequest, LinkFacts, Offer
 from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.draft_link.slots.slot import Slot, SlotTable
@@ -37,8 +37,6 @@ TRANSPORTS = (CUDA_IPC, SHM, GRPC)
 MAX_ATTACHMENTS = 16
 MAX_OFFERS = 32
 MAX_NAME = 256
-MAX_AHEAD = 16
-"""Trees ahead that are kept for one state of a slot."""
 OPEN_SECONDS = 10.0
 """How long an attachment may take to open its Exchange."""
 
@@ -93,15 +91,6 @@ class Attachment:
         self.share = 1.0 if self.request.share is None else self.request.share
 
     @property
-    def ahead(self) -> bool:
-        """Whether it drafts ahead."""
-        return self.slots.max_ahead > 0
-
-    def mode_of(self, offer: Offer) -> Mode:
-        """How it drafts with a proposer that it offers."""
-        return self.request.mode if self.ahead and not offer.lockstep else Mode.LOCKSTEP
-
-    @property
     def drafts_behind(self) -> bool:
         """Whether any of its proposers may draft behind a step under way."""
         return self.follow is not None or self.queue is not None
@@ -137,9 +126,7 @@ class Attachment:
 
 def new_attachment(epoch: int, request: AttachRequest, num_slots: int, outbox_limit: int) -> Attachment:
     """One whose exchange has not begun."""
-    ahead = ahead_limit(request)
-    slots = SlotTable(epoch, num_slots, max_ahead=ahead, waits=not ahead or request.mode is not Mode.AHEAD)
-    return Attachment(epoch, request, slots, SendQueue(outbox_limit), ReplyRateLimiter(num_slots, ahead))
+    return Attachment(epoch, request, SlotTable(epoch, num_slots), SendQueue(outbox_limit), ReplyRateLimiter(num_slots))
 
 
 def unguessable_epochs() -> Iterator[int]:
@@ -208,11 +195,6 @@ def negotiate(request: AttachRequest, facts: LinkFacts, transports: Sequence[str
             f"transports {list(request.transports)} offered, {list(transports)} spoken here", field="transports"
         )
     return min(request.max_version, MAX_VERSION), common
-
-
-def ahead_limit(request: AttachRequest) -> int:
-    """How many trees ahead are kept for one state of a slot; 0 in lockstep."""
-    return 0 if request.mode is Mode.LOCKSTEP else min(request.fan_out, MAX_AHEAD)
 
 
 def check_share(share: float) -> None:

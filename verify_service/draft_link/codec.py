@@ -19,7 +19,6 @@ from slipstream_kernels.draft_protocol.records import (
     Extend,
     Gap,
     Nack,
-    ParentNode,
     Reply,
     Resume,
     RingAddress,
@@ -33,23 +32,21 @@ from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.core.sampling_codec import encode_sampling
 from verify_service.draft_link.attachment import MAX_NAME, MAX_VERSION, MIN_VERSION
 from verify_service.draft_link.records import (
-    NO_NODE,
     AttachReply,
     AttachRequest,
     Close,
     Command,
     LinkFacts,
-    Mode,
     Offer,
     Open,
     Unfit,
 )
 
-_MODES = {
-    draft_pb2.DRAFT_MODE_UNSPECIFIED: Mode.LOCKSTEP,
-    draft_pb2.DRAFT_MODE_LOCKSTEP: Mode.LOCKSTEP,
-    draft_pb2.DRAFT_MODE_AHEAD: Mode.AHEAD,
-    draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT: Mode.AHEAD_OR_WAIT,
+_ASKS_AHEAD = {
+    draft_pb2.DRAFT_MODE_UNSPECIFIED: False,
+    draft_pb2.DRAFT_MODE_LOCKSTEP: False,
+    draft_pb2.DRAFT_MODE_AHEAD: True,
+    draft_pb2.DRAFT_MODE_AHEAD_OR_WAIT: True,
 }
 REPLIES_PER_SLOT = 4
 """Replies of one message, for each slot of the attachment. One pass of a drafter makes one a slot."""
@@ -101,8 +98,7 @@ def decode_attach(data: bytes) -> AttachRequest:
         address=message.address,
         process_id=message.process_id,
         share=message.share if message.HasField("share") else None,
-        mode=_mode(message.mode),
-        fan_out=message.fan_out,
+        asks_ahead=_asks_ahead(message.mode),
         device=message.device,
         gpu_uuid=message.gpu_uuid,
         unfit=tuple(Unfit(each.name, each.reason) for each in message.unfit),
@@ -110,9 +106,9 @@ def decode_attach(data: bytes) -> AttachRequest:
     )
 
 
-def _mode(value: draft_pb2.DraftMode) -> Mode:
+def _asks_ahead(value: draft_pb2.DraftMode) -> bool:
     try:
-        return _MODES[value]
+        return _ASKS_AHEAD[value]
     except KeyError:
         raise InvalidArgumentError(f"mode {value} is unknown", field="mode") from None
 
@@ -126,7 +122,6 @@ def _offer(message: draft_pb2.ProposerOffer) -> Offer:
         message.max_nodes,
         message.max_depth,
         boundaries,
-        message.lockstep,
         message.needs_states,
         message.device,
         message.own_text_only,
@@ -142,7 +137,6 @@ def encode_attached(reply: AttachReply) -> bytes:
         transport=reply.transport,
         num_slots=reply.num_slots,
         deadline_us=reply.deadline_us,
-        max_ahead=reply.max_ahead,
         transport_reason=reply.transport_reason,
         device_ring=None
         if reply.device_ring is None
@@ -170,8 +164,7 @@ def decode_replies(data: bytes, num_slots: int, reader: TreeReader | None = None
     With a `reader` those of a message of trees alone are read by it, the same but sooner, and their lists are checked.
 
     InvalidArgumentError if the message is larger than an attachment of `num_slots` slots may send, the bytes are no
-    ExchangeRequest, or a record is empty, has no stamp, a tree larger than any, a log_prob that is not finite, or a
-    parent that no tree has.
+    ExchangeRequest, or a record is empty, has no stamp, a tree larger than any, or a log_prob that is not finite.
     """
     most = REPLIES_PER_SLOT * num_slots
     if len(data) > message_limit(num_slots):
@@ -180,7 +173,7 @@ def decode_replies(data: bytes, num_slots: int, reader: TreeReader | None = None
         )
     trees = None if reader is None else reader.read(data)
     if trees is not None and len(trees) <= most:
-        return [TreeReply(Stamp(*stamp), tree, (), tree_id) for stamp, tree, tree_id in trees]
+        return [TreeReply(Stamp(*stamp), tree) for stamp, tree in trees]
     message = _parse(draft_pb2.ExchangeRequest, data)
     replies = message.replies
     if len(replies) > most:
@@ -211,14 +204,7 @@ def _tree(message: tree_pb2.TokenTree) -> TreeReply:
     if not all(map(math.isfinite, log_probs)):
         raise InvalidArgumentError("log_probs must be finite", field="tree.log_probs")
     tree = TokenTree(tuple(message.token_ids[:]), tuple(message.parents[:]), log_probs or None)
-    parent = _parent(message.parent) if message.HasField("parent") else None
-    return TreeReply(_stamp(message), tree, tuple(message.sources[:]), message.tree_id, parent)
-
-
-def _parent(message: tree_pb2.ParentNode) -> ParentNode:
-    if not -1 <= message.node < MAX_ROWS - 1:
-        raise InvalidArgumentError(f"node must be -1 to {MAX_ROWS - 2}, got {message.node}", field="tree.parent.node")
-    return NO_NODE if message.node < 0 else ParentNode(message.tree_id, message.node)
+    return TreeReply(_stamp(message), tree, tuple(message.sources[:]))
 
 
 def _stamp(message: tree_pb2.TokenTree | draft_pb2.Resume | draft_pb2.Nack) -> Stamp:
@@ -274,7 +260,7 @@ def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:
 def _fill_commit(message: draft_pb2.Commit, record: Commit[Bits]) -> None:
     message.token_ids.extend(record.token_ids)
     message.max_nodes, message.max_depth = record.max_nodes, record.max_depth
-    message.tree_id, message.handed = record.tree_id, record.handed
+    message.handed = record.handed
     _fill_states(message, record)
 
 

@@ -20,7 +20,6 @@ from verify_service.core.draft_source import (
     Committed,
     EnqueuedDrafts,
     EnqueuedRequest,
-    OutcomeTree,
     RequestOpening,
     StateChunk,
     StateSpan,
@@ -123,16 +122,10 @@ class DraftLink:
     def _commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         with self._changed:
             self._deadline.step_ends(self._clock())
-            ahead = (each for each in self._router.live if each.ahead)
-            for attachment in dict.fromkeys((*ahead, *self._router.catching_up)):
+            for attachment in dict.fromkeys(self._router.catching_up):
                 self._take_in(attachment)
             self._router.fail_over(self._clock())
-            begun = self._router.cache_taken(commits)
             behind = self._router.commit(commits)
-            if begun:
-                now = self._clock()
-                record_waits(begun, {at.attachment.epoch for at in self._drafted(each.key for each in commits)}, now)
-                self._deadline.step_begins(now, plain=not any(ref.slot.in_flight_tree for ref in begun))
             transports = [each.transport for each in self._router.live if each.transport]
         for transport in transports:
             transport.yield_gil()
@@ -169,27 +162,6 @@ class DraftLink:
         """Whether any of these requests has a drafter that would be waited for."""
         with self._changed:
             return bool(self._drafted(keys))
-
-    def drafts_ahead_only(self, keys: Sequence[RequestKey]) -> bool:
-        """Whether all drafters of these requests that count draft ahead alone."""
-        with self._changed:
-            return not any(ref.slot.waits for ref in self._drafted(keys))
-
-    def wait_for_outcomes(self, keys: Sequence[RequestKey], seconds: float) -> bool:
-        """Wait until all trees ahead that are kept are there, or so long; whether half of the requests have any."""
-        with self._changed:
-            refs = self._drafted(keys)
-            self._pick_up(refs)
-            until = self._clock() + seconds
-            while (open_ := [at for at in refs if at.slot.cache_has_room]) and (left := until - self._clock()) > 0:
-                self._wait(open_, left)
-            return 2 * sum(bool(ref.slot.cache.trees) for ref in refs) >= len(refs)
-
-    def take_outcome_trees(self, keys: Sequence[RequestKey]) -> list[Sequence[OutcomeTree]]:
-        """The trees ahead of each request, whose next step begins."""
-        with self._changed:
-            refs = {ref.slot.key: ref for ref in self._drafted(keys)}
-            return [refs[key].slot.take_outcome_trees() if key in refs else () for key in keys]
 
     def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:
         """Have proposers draft behind a step under way, those of other processes where a step may wait for them."""

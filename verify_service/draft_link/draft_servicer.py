@@ -33,8 +33,6 @@ MAX_EPOCH_DIGITS = 20
 """Of 64 bits."""
 TEND_SECONDS = 0.02
 """How often a ring is looked after where no step does: Resume and Nack wait for no longer."""
-TEND_AHEAD_SECONDS = 0.001
-"""The same while requests are drafted ahead: trees are then taken in as steps run, and not between them."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -131,8 +129,7 @@ class DraftLinkServicer:
         async def tend() -> None:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    ahead = attachment.ahead and attachment.slots.busy
-                    await asyncio.wait_for(woken.wait(), TEND_AHEAD_SECONDS if ahead else TEND_SECONDS)
+                    await asyncio.wait_for(woken.wait(), TEND_SECONDS)
                 woken.clear()
                 link.tend(attachment)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from verify_service.core.draft_source import WaitUrgency
 from verify_service.draft_link.attachment import TRANSPORTS, Attachment
-from verify_service.draft_link.records import Mode
 from verify_service.draft_link.routing.draft_deadline import DraftDeadline
 from verify_service.draft_link.slots.draft_stats import DraftStats
 
@@ -57,7 +56,6 @@ class DrafterState:
     address: str
     process_id: int
     transport: str
-    mode: Mode
     proposer: str
     requests: int
     share: float
@@ -106,7 +104,6 @@ def _drafter_states(attachment: Attachment, catching_up: int, deadline: DraftDea
             request.address,
             request.process_id,
             attachment.transport.name,
-            attachment.mode_of(offer),
             offer.name,
             sum(slot.stats is stats for slot in taken),
             attachment.share,

@@ -20,20 +20,18 @@ OPENED_PER_STEP = 64
 class ReplyRateLimiter:
     """Two token buckets of one attachment: replies that may still come, and tokens of requests that may be reopened.
 
-    A correct drafter answers each record once or twice and never runs out of replies. A drafter that drafts ahead may
-    send `ahead` trees more for each record.
+    A correct drafter answers each record once or twice and never runs out of replies.
     """
 
-    __slots__ = ("_limit", "_per_record", "_replies_left", "_tokens_left")
+    __slots__ = ("_limit", "_replies_left", "_tokens_left")
 
-    def __init__(self, num_slots: int, ahead: int = 0) -> None:
-        self._limit = self._replies_left = (BURST_PER_SLOT + ahead) * num_slots
-        self._per_record = REPLIES_PER_RECORD + ahead
+    def __init__(self, num_slots: int) -> None:
+        self._limit = self._replies_left = BURST_PER_SLOT * num_slots
         self._tokens_left = OPENED_AT_ONCE
 
     def refill(self, records: int) -> None:
         """Add the replies that `records` sent to the drafter allow."""
-        self._replies_left = min(self._limit, self._replies_left + self._per_record * records)
+        self._replies_left = min(self._limit, self._replies_left + REPLIES_PER_RECORD * records)
 
     def consume(self, replies: int, size: int) -> None:
         """Take a message of `size` bytes from the bucket. InvalidArgumentError if it is one too many."""

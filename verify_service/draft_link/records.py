@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 from slipstream.generation_types import FinishReason
@@ -14,24 +13,11 @@ from slipstream_kernels.draft_protocol.records import (
     DeviceRingAddress,
     Extend,
     Gap,
-    ParentNode,
     SharedMemoryAddress,
     Stamp,
 )
 from slipstream_kernels.models.capture_layers import Bits
 from verify_service.core.request import SamplingParams
-
-
-class Mode(Enum):
-    """When a drafter makes trees, and whether a step waits for them; see DraftMode in draft.proto."""
-
-    LOCKSTEP = "lockstep"
-    AHEAD = "ahead"
-    AHEAD_OR_WAIT = "ahead-or-wait"
-
-
-NO_NODE = ParentNode(0, -1)
-"""The step accepted no drafted token, whether it had a tree or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +56,6 @@ class Offer:
     max_nodes: int
     max_depth: int
     feature_boundaries: tuple[int, ...] = ()
-    lockstep: bool = False
-    """It makes no trees ahead, whatever the attachment's mode."""
     needs_states: bool = False
     """It makes no tree while states of older tokens are missing."""
     device: str = ""
@@ -102,8 +86,8 @@ class AttachRequest:
     address: str
     process_id: int
     share: float | None = None
-    mode: Mode = Mode.LOCKSTEP
-    fan_out: int = 0
+    asks_ahead: bool = False
+    """Whether it asks to draft for steps whose state is not known yet, as versions did that are older than this one."""
     device: str = ""
     """Where the proposers compute, by the drafter's own numbers."""
     gpu_uuid: str = ""
@@ -121,7 +105,6 @@ class AttachReply:
     num_slots: int
     deadline_us: int
     shared_memory: SharedMemoryAddress | None = None
-    max_ahead: int = 0
     device_ring: DeviceRingAddress | None = None
     transport_reason: str = ""
     """Why `transport` is not a better one that both list."""

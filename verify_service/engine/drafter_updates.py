@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.engine.hidden_state_capture import HiddenStateCapture
 from verify_service.hidden_states.rows import HiddenStateRows
 from verify_service.speculation.controller import SpeculationController
@@ -27,13 +26,13 @@ class DrafterUpdates:
         """Take in what a step has added. What was put before has been sent."""
         self._unsent = progressed, features
 
-    def send(self, running: int, under_way: Mapping[RequestState, ScheduledRequest], *, launched: bool = False) -> None:
+    def send(self, running: int, *, launched: bool = False) -> None:
         """Send what is unsent, and store its states. Arguments as of `SpeculationController.send_commits`."""
         if self._unsent is None:
             return
         (progressed, features), self._unsent = self._unsent, None
         going_on = [entry for entry in progressed if not entry[0].finished]
         try:
-            self._speculation.send_commits(going_on, running, features, under_way, launched=launched)
+            self._speculation.send_commits(going_on, running, features, launched=launched)
         finally:
             self._features.keep()

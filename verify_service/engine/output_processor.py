@@ -148,7 +148,7 @@ class OutputProcessor:
         """Have drafting take a step in, which changes no token whatever comes of it."""
         items = decided.step.items
         decoding = all(item.count == 1 for item in items)
-        nodes = sum(item.max_rows - 1 for item in items)
+        nodes = sum(item.num_rows - 1 for item in items)
         decisions = [decision for decision, _, _ in decided.entries if decision.path.tokens[-1] != NO_TOKEN]
         try:
             self._speculation.observe_step(decisions, len(items) if decoding else 0, nodes, decided.seconds)
@@ -197,4 +197,4 @@ class OutputProcessor:
 
 
 def _pass_rows(step: Step) -> int:
-    return sum(item.count + item.max_rows - 1 for item in step.items)
+    return sum(item.count + item.num_rows - 1 for item in step.items)

@@ -12,7 +12,6 @@ from typing import Any
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle, VerifyResult
-from verify_service.engine.launch_deadline import LaunchDeadline
 from verify_service.model_runner.base import ModelRunner
 from verify_service.speculation.controller import SpeculationController
 
@@ -44,7 +43,6 @@ class StepQueue:
         self._speculation = drafting
         self._steps: deque[Step] = deque()
         self._decided_at = 0.0
-        self._times = LaunchDeadline()
 
     def __bool__(self) -> bool:
         """Whether any step is under way."""
@@ -62,42 +60,33 @@ class StepQueue:
         )
 
     @property
-    def can_launch_ahead(self) -> bool:
-        """Whether a step may be launched whose trees the engine chooses, by how the one step under way ends.
+    def can_launch_unresolved(self) -> bool:
+        """Whether a step without trees may be launched whose requests' lengths the engine finds, by how the one step
+        under way ends.
 
-        Where `can_launch` is False, as steps have trees or expect some, and no drafter is waited for.
+        Where `can_launch` is False, as that step has trees, and no request is about to get one.
         """
         steps = self._steps
-        if len(steps) != 1 or not self._engine.chooses or steps[0].constrained:
+        if len(steps) != 1 or not self._engine.launches_unresolved or steps[0].constrained:
             return False
-        return self._speculation.can_launch_ahead(steps[0].items)
+        return not self._speculation.expects_trees(steps[0].items)
 
     @property
     def under_way(self) -> Mapping[RequestState, ScheduledRequest]:
         """Rows of requests in the newest step under way."""
         return {item.state: item for item in self._steps[-1].items} if self._steps else {}
 
-    def launch_slack(self) -> float | None:
-        """How long the launch of the next step may wait for the sake of its trees; None where that is not known."""
-        latest = self._times.latest_start(max(self._steps[0].launched_at, self._decided_at))
-        return None if latest is None else latest - time.perf_counter()
-
-    def launch(self, items: Sequence[ScheduledRequest], prepared_from: float | None = None) -> None:
+    def launch(self, items: Sequence[ScheduledRequest]) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were.
 
         `read_trees` and `enqueue_drafts` are to follow.
-        `prepared_from` is when its trees had to be there, or were, time.perf_counter(), where it has prepared ones.
         """
         begun = time.perf_counter()
         launched = self._engine.launch(items)
-        if prepared_from is None:
-            self._times.observe_launch(time.perf_counter() - begun)
-        else:
-            self._times.observe_whole_launch(time.perf_counter() - prepared_from)
         for item in items:
             item.state.kv.num_computed_tokens = item.base
             item.state.num_output_placeholders += item.decides
-            item.state.max_inflight_drafts += item.max_accepted
+            item.state.max_inflight_drafts += item.depth
         self._steps.append(Step(items, launched, begun))
 
     def read_trees(self) -> None:
@@ -117,7 +106,7 @@ class StepQueue:
         step = self._steps.popleft()
         for item in step.items:
             item.state.num_output_placeholders -= item.decides
-            item.state.max_inflight_drafts -= item.max_accepted
+            item.state.max_inflight_drafts -= item.depth
         return step
 
     def drop(self) -> None:
@@ -140,8 +129,6 @@ class StepQueue:
         if times is not None:
             seconds = times.busy
         self._speculation.settle_wait(None if times is None else times.idle)
-        if all(item.count == 1 for item in step.items):
-            self._times.observe_step(seconds)
         self._resolve(decisions)
         return decisions, seconds
 
@@ -150,6 +137,4 @@ class StepQueue:
         for decision in decisions if unresolved else ():
             item = unresolved.get(decision.item.state)
             if item is not None:
-                item.state.max_inflight_drafts -= item.max_accepted
                 item.resolve(decision.path)
-                item.state.max_inflight_drafts += item.max_accepted

@@ -183,8 +183,8 @@ class VerifyLoop:
         while self._step_queue.can_launch and self._launch():
             self._deliver()
         self._deliver()
-        if self._step_queue.can_launch_ahead and self._scheduler.only_decodes:
-            self._launch_ahead()
+        if self._step_queue.can_launch_unresolved and self._scheduler.only_decodes:
+            self._launch_unresolved()
         if self._step_queue:
             self._settle(self._step_queue.next())
             if self._step_queue:
@@ -226,25 +226,21 @@ class VerifyLoop:
             attempt(self._tell_of_last_step)
         self._step_queue.enqueue_drafts()
 
-    def _launch_ahead(self) -> None:
-        """Start the step after the one under way with trees for the ways in which that may end, if most are there.
+    def _launch_unresolved(self) -> None:
+        """Start the step after the one under way, without trees, before it is known how far that one brings requests.
 
-        As late as that keeps the engine supplied. What comes of it is known once the one under way is decided.
+        What comes of it is known once the one under way is decided.
         """
         under_way = self._step_queue.under_way
         items: list[ScheduledRequest] | None = None
         try:
             self._features.prepare()
-            spare, asked = self._step_queue.launch_slack(), time.perf_counter()
-            may_begin = self._speculation.wait_for_outcomes(under_way.values(), spare)
-            begun = min(time.perf_counter(), asked + max(0.0, spare or 0.0))
-            if not (may_begin and self._step_queue.can_launch_ahead):
-                return
             items = self._schedule(may_preempt=False)
             if items:
-                self._speculation.attach_outcome_trees(items, under_way)
+                for item in items:
+                    item.unresolved = item.state in under_way
                 self._scheduler.charge(items)
-                self._step_queue.launch(items, begun)
+                self._step_queue.launch(items)
                 self._work_behind_launch(items)
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed to start")
@@ -316,14 +312,14 @@ class VerifyLoop:
             self._launch(promised=True)
         if begins:
             self._deliver()
-        self._updates.send(self._scheduler.num_running, self._step_queue.under_way)
+        self._updates.send(self._scheduler.num_running)
         for decision in undecided:
             self._leave([decision.item.state.key], FinishReason.ERROR, reported_error(decision), keep=False)
 
     def _tell_of_last_step(self) -> None:
         """Tell clients of the last step, and drafters, as the next one is under way with promised trees."""
         self._deliver()
-        self._updates.send(self._scheduler.num_running, {}, launched=True)
+        self._updates.send(self._scheduler.num_running, launched=True)
 
     def _commit_one(self, decision: VerifyResult, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""

@@ -38,10 +38,10 @@ class ModelRunner(Protocol[L]):
         ...
 
     @property
-    def chooses(self) -> bool:
+    def launches_unresolved(self) -> bool:
         """Whether a step may be launched beyond one that has trees, and is not decided.
 
-        Then its items have `outcome_trees`, and all of them decide.
+        Then its items are `unresolved`, and all of them decide.
         """
         ...
 

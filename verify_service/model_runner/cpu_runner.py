@@ -65,7 +65,7 @@ class CpuModelRunner:
     """A ModelRunner over a model whose passes run in the calling thread and its team."""
 
     lookahead = 0
-    chooses = False
+    launches_unresolved = False
 
     def __init__(self, model: CausalLM, config: EngineConfig, page_table: PageTable) -> None:
         self._model = model

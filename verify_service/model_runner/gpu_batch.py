@@ -16,7 +16,7 @@ from verify_service.core.prompt_scores import next_tokens
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.kv_cache.page_table import PageTable
-from verify_service.model_runner.outcome_tree_table import outcome_tree_table
+from verify_service.model_runner.device_choices import device_choices
 
 IntArray = NDArray[np.int32]
 
@@ -113,7 +113,7 @@ class GpuBatchBuilder:
         scratch = self._first_scratch_slot
         lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
         roots = logit_rows[deciding[:, 0]].tolist()
-        choices = outcome_tree_table(spans.deciding, roots, before) if spans.chooses else {}
+        choices = device_choices(spans.deciding, roots, before) if spans.chooses else {}
         drafted = (item.tree.trees for item in spans.deciding if isinstance(item.tree, DeviceTree))
         return PassPlan(
             token_ids=np.fromiter(spans.token_ids, np.int32, len(spans.token_ids)),
@@ -153,11 +153,11 @@ class _Spans:
         state, nodes = item.state, 0
         tokens = state.tokens[first : first + count]
         self.token_ids += tokens or (_UNKNOWN,)
-        if tree is None and item.outcome_trees is None:
-            pass
-        elif tree is None or isinstance(tree, DeviceTree):
+        if tree is None:
+            self.chooses |= item.unresolved
+        elif isinstance(tree, DeviceTree):
             self.chooses = True
-            nodes = item.max_rows - 1
+            nodes = item.num_rows - 1
             self.token_ids += (0,) * nodes
             self.parents += range(-1, nodes - 1)
         else:

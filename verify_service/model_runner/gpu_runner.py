@@ -78,8 +78,8 @@ class GpuModelRunner:
         self.grammar_seconds = GrammarSeconds()
 
     @property
-    def chooses(self) -> bool:
-        """Where states go depends on what was chosen, so that no step which captures any follows its choice."""
+    def launches_unresolved(self) -> bool:
+        """Where states go depends on how far requests have come, so that no step which captures any is launched so."""
         return not self._boundaries
 
     def warm_up(self) -> None:

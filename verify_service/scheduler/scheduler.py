@@ -107,7 +107,7 @@ class Scheduler:
         """A step is launched with these rows and their trees, which count to the tenants' shares."""
         if len(self._tenants) > 1:
             for item in rows:
-                self._tenants.charge(self._tenants.of(item.state), item.count + item.max_rows - 1)
+                self._tenants.charge(self._tenants.of(item.state), item.count + item.num_rows - 1)
 
     def schedule(self, *, may_preempt: bool = True) -> SchedulerOutput | None:
         """Plan a step, beside those under way. None where that takes a preemption and `may_preempt` forbids it.

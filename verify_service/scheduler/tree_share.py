@@ -41,7 +41,7 @@ def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledReques
             item.state.draft.max_tree_rows = 0
         return drafts
     sizes = [most_rows(tree)[0] for _, tree in drafts]
-    allowed = allowed_nodes(passes, [item for item, _ in drafts], sizes, items, room) or sizes
+    allowed = _allowed_nodes(passes, [item for item, _ in drafts], sizes, items, room) or sizes
     fitting: list[tuple[ScheduledRequest, TokenTree]] = []
     for (item, tree), nodes, most in zip(drafts, sizes, allowed, strict=True):
         item.state.draft.max_tree_rows = max(LEAST_ASKED, 1 + 2 * most) if most < nodes else 0
@@ -52,7 +52,7 @@ def cut_trees(passes: PassShare, drafts: Drafts, items: Sequence[ScheduledReques
     return fitting
 
 
-def allowed_nodes(
+def _allowed_nodes(
     passes: PassShare,
     drafting: Sequence[ScheduledRequest],
     sizes: Sequence[int],
@@ -61,15 +61,12 @@ def allowed_nodes(
 ) -> list[int] | None:
     """Nodes that each of the items `drafting` may have of trees of these sizes, beside what all `items` have already.
 
-    That is its tenant's share, split among the tenant's requests; None where all may have what they want, or all rows
-    are of one tenant.
+    That is its tenant's share, split among the tenant's requests; None where all may have what they want.
     """
-    if not several_tenants(items):
-        return None
     present: dict[str, Load] = {}
     for item in items:
         load = present.get(item.state.parameters.tenant) or Load(item.state.request.weight, 0, 0)
-        rows = item.count - 1 + item.max_rows - 1
+        rows = item.count - 1 + item.num_rows - 1
         present[item.state.parameters.tenant] = Load(load.weight, load.requests + 1, load.rows + rows)
     wanted = dict.fromkeys(present, 0)
     for item, size in zip(drafting, sizes, strict=True):

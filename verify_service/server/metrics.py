@@ -171,8 +171,8 @@ def _grammar_metric(seconds: GrammarSeconds) -> Metric:
 
 def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
     """The counters of each proposer of each live attachment, and of each attachment what is not told by proposer."""
-    names = ("epoch", "drafter", "proposer", "transport", "mode")
-    labels = [(str(each.epoch), each.name, each.proposer, each.transport, each.mode.value) for each in drafters]
+    names = ("epoch", "drafter", "proposer", "transport")
+    labels = [(str(each.epoch), each.name, each.proposer, each.transport) for each in drafters]
     for field, text in (
         ("requests", "Requests drafted for, those included that it has yet to take over."),
         ("catching_up", "Requests that the draft service has yet to take over."),
@@ -201,10 +201,6 @@ def _drafter_metrics(drafters: Sequence[DrafterState]) -> Iterator[Metric]:
         ("late", "Trees that came when their step had begun."),
         ("drafted", "Tokens of its trees that steps verified."),
         ("accepted", "Those of them that were accepted."),
-        ("ahead_hits", "Steps that found a tree made ahead for the way in which the one before had ended."),
-        ("ahead_misses", "Steps of requests that are drafted ahead which found none."),
-        ("ahead_late", "Trees ahead that came when their step had begun."),
-        ("ahead_stale", "Trees ahead that no step under way could lead to, or that were more than are kept."),
         ("handed", "Trees that steps took on the device, before any host knew them."),
         ("unmade", "Trees that steps were launched for and the drafter did not make."),
         ("partial_sessions", "Requests taken up without older hidden states that the proposer wanted."),

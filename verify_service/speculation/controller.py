@@ -18,14 +18,14 @@ from verify_service.grammar.drafting import is_forced
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
-from verify_service.scheduler.tree_share import allowed_nodes, cut_trees, observe_wait
+from verify_service.scheduler.tree_share import cut_trees, observe_wait
 from verify_service.speculation.acceptance_model import ProposedTree, proposed_tree
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.goodput import GoodputOptimizer
 from verify_service.speculation.grammar_trees import GrammarTrees, proposed_forced
 from verify_service.speculation.node_selection import NodeSelector
 from verify_service.speculation.on_device_trees import OnDeviceTrees
-from verify_service.speculation.tree_fit import fit_outcome_trees, fit_tree
+from verify_service.speculation.tree_fit import fit_tree
 from verify_service.speculation.tree_sizing import TreeSizer, haste_of
 
 _MANY = 0.25
@@ -59,7 +59,6 @@ class SpeculationController:
         self._tree_sizer = TreeSizer(optimizer, config.step_nodes)
         self._unannounced: dict[RequestState, RequestOpening] = {}
         """Requests that have been paused from the start, of which the source is told once they no longer are."""
-        self._outcome_keys: set[RequestKey] = set()
         self._accepts_commits = True
         """Whether the source took in the last step's commits."""
 
@@ -103,42 +102,6 @@ class SpeculationController:
         """Return whether a request will ask for a tree, and may get one, once the step of these rows is decided."""
         asking = self._asking(items)
         return bool(asking) and self._source.expects(asking)
-
-    def can_launch_ahead(self, items: Iterable[ScheduledRequest]) -> bool:
-        """Return whether the step after that of these rows may launch ahead, with outcome trees or without any."""
-        asking = self._asking(items)
-        return not asking or self._source.drafts_ahead_only(asking)
-
-    def wait_for_outcomes(self, items: Iterable[ScheduledRequest], seconds: float | None) -> bool:
-        """Wait at most `seconds` for outcome trees of the step of these rows; return whether the next may begin.
-
-        With None for `seconds` it may begin only where no request asks for a tree.
-        """
-        asking = self._asking(items)
-        if not asking or seconds is None:
-            return not asking
-        return self._source.wait_for_outcomes(asking, max(0.0, seconds))
-
-    def attach_outcome_trees(
-        self, items: Sequence[ScheduledRequest], before: Mapping[RequestState, ScheduledRequest]
-    ) -> None:
-        """Give each item, whose request has its rows of `before` under way, its outcome trees.
-
-        Cut to what fits each outcome, and to `step_nodes` over all items, whichever outcome each has.
-        """
-        following = [item for item in items if item.state in before]
-        asking = self._asking(before[item.state] for item in following)
-        self._outcome_keys = set(asking)
-        prepared = dict(zip(asking, self._source.take_outcome_trees(asking), strict=True))
-        room = self._step_nodes
-        largest = [max((len(each.tree) for each in prepared.get(item.state.key, ())), default=0) for item in following]
-        allowed = allowed_nodes(self._passes, following, largest, items, room)
-        for index, item in enumerate(following):
-            item.unresolved = True
-            most = room if allowed is None else min(room, allowed[index])
-            trees = prepared.get(item.state.key, ())
-            item.outcome_trees = fit_outcome_trees(self._memory, before[item.state], trees, most)
-            room -= item.max_rows - 1
 
     def _asking(self, items: Iterable[ScheduledRequest]) -> list[RequestKey]:
         """Requests that will ask for a tree, and may get it, once the step of these rows is decided."""
@@ -275,10 +238,6 @@ class SpeculationController:
         Also takes in finished waits for trees, and updates the estimates here, off the critical path of the next trees.
         """
         self._draft_latency.flush()
-        chosen = [decision.item for decision in decisions if decision.item.outcome_trees]
-        if chosen:
-            arrived, levels = sum(item.tree is not None for item in chosen), max(item.depth for item in chosen)
-            self._optimizer.observe_wait(0.0, asked=len(chosen), arrived=arrived, levels=levels)
         verified: list[tuple[ProposedTree, Sequence[int]]] = []
         for item, (right, _), *_ in decisions:
             tree, state = item.tree, item.state
@@ -304,15 +263,13 @@ class SpeculationController:
         progressed: Sequence[tuple[RequestState, tuple[int, ...]]],
         running: int,
         features: Mapping[RequestKey, HiddenStateRows] = MappingProxyType({}),
-        under_way: Mapping[RequestState, ScheduledRequest] = MappingProxyType({}),
         *,
         launched: bool = False,
     ) -> None:
         """Send the source what a step added to requests that go on, and which trees they want next.
 
         `features` are the states that predicted what the step added, and perhaps tokens beyond a request's limit.
-        `running` requests share the step's nodes. Those in the next step already, which is launched and has these rows
-        `under_way`, ask for none; where they chose a tree it tells of that, and trees are wanted for the step's ends.
+        `running` requests share the step's nodes. Those in the next step already, which is launched, ask for none.
         `launched`: the next step was launched with trees promised for it, and those for the one thereafter are wanted.
         A source that accepts no commits gets them later, without the states; so it does of paused requests.
         """
@@ -336,10 +293,8 @@ class SpeculationController:
                 continue
             if not self._announce(state):
                 continue
-            item = under_way.get(state)
-            ahead = item is not None and item.outcome_trees is not None and state.key in self._outcome_keys
-            depth, key = 0 if state.num_output_placeholders and not (ahead or launched) else depth, state.key
-            draft.awaiting_tree = depth > 0 and not (ahead or launched)
+            depth, key = 0 if state.num_output_placeholders and not launched else depth, state.key
+            draft.awaiting_tree = depth > 0 and not launched
             rows = self._tree_sizer.rows(state, depth, running)
             states = features.get(key)
             if draft.num_unsent_tokens:
@@ -347,12 +302,11 @@ class SpeculationController:
                 states, draft.num_unsent_tokens = None, 0
             if states is not None and len(tokens) < len(states):
                 states = states.slice(states.first, states.first + len(tokens))
-            tree = item.tree if item is not None and ahead else None
             catch_up = self._tree_sizer.wants_states(state, running)
             verified, draft.unsent_verified = draft.unsent_verified, ()
             handed = launched and self._on_device.is_untold(key)
             length = len(state.tokens)
-            commits.append(Committed(key, tokens, length, rows, depth, states, tree, catch_up, haste, verified, handed))
+            commits.append(Committed(key, tokens, length, rows, depth, states, catch_up, haste, verified, handed))
         behind = self._source.commit(commits)
         for state, _ in drafted:
             state.draft.catching_up = state.draft.paused or state.key in behind

@@ -6,9 +6,6 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from draft_service.proposers.base import Sampling
 from slipstream_kernels.models.page_pool import OutOfPagesError, PagePool
 
@@ -48,35 +45,6 @@ class DraftCache:
         session = self._sessions.pop(number, None)
         if session is not None:
             self._evict(session)
-
-    def fork(self, base: DraftSession, fork: DraftSession) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Add a session whose tokens begin with those of `base`. It shares the pages that `base` has filled.
-
-        Returns slots of the last page, and the fork's own to which their keys and values have to be copied.
-        """
-        self.add(fork)
-        filled, left = divmod(base.cached, self._page_size)
-        fork.pages = base.pages[:filled]
-        for page in fork.pages:
-            self._pool.retain(page)
-        fork.cached = filled * self._page_size
-        if left and not self.reserve(fork, base.cached, (base.number,)):
-            left = 0
-        fork.cached += left
-        slots = np.arange(left, dtype=np.int32)
-        if not left:
-            return slots, slots
-        first, second = (session.pages[filled] * self._page_size for session in (base, fork))
-        return slots + np.int32(first), slots + np.int32(second)
-
-    def adopt(self, number: int, fork: int) -> None:
-        """The session goes on with its fork's tokens, and its pages unless it has more itself; the fork is removed."""
-        session, forked = self._sessions[number], self._sessions[fork]
-        if forked.cached >= session.cached:
-            session.pages, forked.pages = forked.pages, session.pages
-            session.cached = forked.cached
-        session.tokens = forked.tokens
-        self.remove(fork)
 
     def reserve(self, session: DraftSession, length: int, busy: Collection[int]) -> bool:
         """Give the session pages for `length` tokens; idle sessions lose theirs, longest idle first.

@@ -89,32 +89,11 @@ class DraftModelProposer(DraftModelBase):
         self._cache.remove(session)
         self._coupling.close(session)
 
-    def fork(self, session: int, fork: int, opening: Opening, token_ids: Sequence[int]) -> None:
-        base = self._cache[session]
-        forked = DraftSession(fork, [*base.tokens, *token_ids], base.prompt_length, base.sampling)
-        self._kv.copy_slots(*self._cache.fork(base, forked))
-        self._coupling.open(fork, forked.tokens, base.prompt_length, base.sampling)
-
-    def adopt(self, session: int, fork: int, token_ids: Sequence[int]) -> None:
-        self._behind.pop(fork, None)
-        self._coupling.close(fork)
-        self._cache.adopt(session, fork)
-        self._coupling.commit(session, token_ids)
-
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
-        return self._draft(requests, width=self.config.top_k, rows=self.max_nodes)
-
-    def next_tokens(self, sessions: Sequence[int], width: int) -> list[list[tuple[int, float]]]:
-        trees = self._draft([DraftRequest(session, width + 1, 1) for session in sessions], width=width, rows=width + 1)
-        return [[] if tree is None else list(zip(tree.token_ids, tree.log_probs or (), strict=True)) for tree in trees]
-
-    def _draft(self, requests: Sequence[DraftRequest], *, width: int, rows: int) -> list[TokenTree | None]:
-        """Trees of at most `rows` rows, with `width` children a node."""
         trees: dict[int, TokenTree] = {}
-        width = min(width, self._entries)
         ready = self._ready(requests)
         for begin in range(0, len(ready), self.config.group):
-            trees.update(self._round(ready[begin : begin + self.config.group], width, rows))
+            trees.update(self._round(ready[begin : begin + self.config.group]))
         return [trees.get(request.session) for request in requests]
 
     def advance(self) -> bool:
@@ -155,16 +134,15 @@ class DraftModelProposer(DraftModelBase):
             ready.append((request, session))
         return ready
 
-    def _round(
-        self, ready: Sequence[tuple[DraftRequest, DraftSession]], width: int, max_rows: int
-    ) -> dict[int, TokenTree]:
+    def _round(self, ready: Sequence[tuple[DraftRequest, DraftSession]]) -> dict[int, TokenTree]:
+        width = min(self.config.top_k, self._entries)
         logits = self._write([(session, len(session.tokens)) for _, session in ready], with_logits=True)
         branches = [
             Branch(
                 session,
                 Expansion(
                     width=width,
-                    budget=min(request.max_nodes, max_rows) - 1,
+                    budget=min(request.max_nodes, self.max_nodes) - 1,
                     max_depth=min(request.max_depth, self.max_depth, self._max_context - len(session.tokens) + 1),
                 ),
             )

@@ -2,7 +2,7 @@
 
 What is drafted is what `draft_model.cpu` drafts, but for the rounding of bfloat16. A round computes the tokens
 committed since the last one and then level after level of the trees without waiting for the host; longer texts are
-worked off before it, and between rounds, in passes of their own. Trees are not made ahead.
+worked off before it, and between rounds, in passes of their own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class _Running:
 class GpuDraftModelProposer(DraftModelBase):
     """Drafts with a causal language model on one device; on `cpu` with the kernels' twins, slowly."""
 
-    drafts_ahead = False
     shares_thread = True
 
     def __init__(

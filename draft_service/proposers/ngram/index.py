@@ -60,18 +60,9 @@ class NgramIndex:
         max_depth: int,
         max_matches: int,
         trust: int,
-        supposed: Sequence[int] = (),
     ) -> TokenTree | None:
-        """Merge the continuations of all matches into a tree of at most `max_nodes` nodes, the root not counted.
-
-        It continues the text as if `supposed` followed it; the text itself stays as it is.
-        """
-        length = self.length
-        if supposed:
-            self.extend(supposed)
+        """Merge the continuations of all matches into a tree of at most `max_nodes` nodes, the root not counted."""
         made = look_up(self._address, room.address, max_nodes, max_depth, max_matches, trust)
-        self.length = length
-        self._record["length"] = length
         return room.tree(made) if made else None
 
     def _grow(self, capacity: int) -> None:

@@ -65,7 +65,6 @@ class NgramProposer(Proposer):
         self._lengths = range(config.prompt_lookup_min, config.prompt_lookup_max + 1)
         self._room = TrieRoom(config.max_matches)
         self._sessions: dict[int, NgramIndex] = {}
-        self._forks: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._behind: dict[int, None] = {}
         self._compile()
 
@@ -80,11 +79,6 @@ class NgramProposer(Proposer):
     def close(self, session: int) -> None:
         self._sessions.pop(session, None)
         self._behind.pop(session, None)
-        self._forks.pop(session, None)
-
-    def fork(self, session: int, fork: int, opening: Opening, token_ids: Sequence[int]) -> None:
-        origin, before = self._forks.get(session, (session, ()))
-        self._forks[fork] = (origin, (*before, *token_ids))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
         return [self._propose(request) for request in requests]
@@ -96,18 +90,16 @@ class NgramProposer(Proposer):
         return bool(self._behind)
 
     def _propose(self, request: DraftRequest) -> TokenTree | None:
-        session, supposed = self._forks.get(request.session, (request.session, ()))
-        index = self._sessions[session]
+        index = self._sessions[request.session]
         if not index.advance(_INDEX_CHUNK):
             return None
-        self._behind.pop(session, None)
+        self._behind.pop(request.session, None)
         return index.tree(
             self._room,
             max_nodes=min(request.max_nodes, self.max_nodes) - 1,
             max_depth=min(request.max_depth, self.max_depth),
             max_matches=self.config.max_matches,
             trust=self.config.trust,
-            supposed=supposed,
         )
 
     def _compile(self) -> None:

@@ -85,7 +85,6 @@ class SuffixProposer(Proposer):
     """Drafts from suffix trees. Needs no model; any vocabulary."""
 
     device = CPU
-    drafts_ahead = False  # a session that is closed becomes a response to draft from, which a fork never was
 
     def __init__(self, name: str, config: SuffixConfig) -> None:
         self.name = name

@@ -30,7 +30,7 @@ function Drafters({ service, allowed, onDone, onError }) {
     <thead><tr>${["Proposer", "Draft service", "Requests", "Share", "Drafted", "Accepted", "Way", ...(several ? [""] : [])].map((head) => html`<th scope="col">${head}</th>`)}</tr></thead>
     <tbody>${drafters.map((each, at) => html`<tr key=${`${each.name} ${each.proposer}`}>
       <th scope="row">${each.proposer}</th><td>${each.name}</td><td>${each.requests}</td><td>${each.share}</td>
-      <td>${each.drafted_tokens}</td><td>${percent(each.accepted_tokens, each.drafted_tokens)}</td><td>${each.transport}, ${each.mode}</td>
+      <td>${each.drafted_tokens}</td><td>${percent(each.accepted_tokens, each.drafted_tokens)}</td><td>${each.transport}</td>
       ${several && html`<td>${drafters.findIndex((other) => other.epoch === each.epoch) === at &&
         html`<${Share} service=${service} drafter=${each} onDone=${onDone} onError=${onError} />`}</td>`}
     </tr>`)}</tbody>

@@ -54,8 +54,6 @@ class Commit(NamedTuple, Generic[States]):
     max_depth: int
     hidden_states: States | None = None
     """bfloat16 [tokens, any], the states that predicted the tokens; None if they come in an Extend, or not at all"""
-    tree_id: int = 0
-    """the tree ahead that is taken for the state, 0 for none"""
     device_rows: DeviceRows | None = None
     """where the states are, as long as `hidden_states` is None"""
     handed: bool = False
@@ -80,25 +78,16 @@ class Gap:
     dropped: int
 
 
-class ParentNode(NamedTuple):
-    """The node of a tree that a step accepted last; `node` is -1 where it accepted none."""
-
-    tree_id: int
-    node: int
-
-
 class TreeReply(NamedTuple):
     """The tree for the state of the stamp; an empty one asks for a plain step.
 
-    `sources` is empty, or has the index of an offered proposer for each node. A tree ahead has a `parent`: how the
-    step before the stamp's state is supposed to end. Trees of another process have been read, but not yet checked.
+    `sources` is empty, or has the index of an offered proposer for each node. Trees of another process have been read,
+    but not yet checked.
     """
 
     stamp: Stamp
     tree: TokenTree
     sources: tuple[int, ...] = ()
-    tree_id: int = 0
-    parent: ParentNode | None = None
 
 
 @dataclass(frozen=True, slots=True)

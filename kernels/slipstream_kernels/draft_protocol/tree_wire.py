@@ -25,10 +25,9 @@ _VARINT, _BYTES = 0, 2
 """Wire types."""
 _REPLY = _TREE = _STAMP = 1 << 3 | _BYTES
 _IDS, _PARENTS, _LOG_PROBS = (number << 3 | _BYTES for number in (2, 3, 4))
-_TREE_ID = 6 << 3 | _VARINT
 _STAMP_FIELDS = 5
-_COUNT, _SCORED, _LARGEST, _DEPTH, _HEAD = range(_STAMP_FIELDS + 1, _STAMP_FIELDS + 6)
-"""Columns of a tree's head, and their number; the stamp's fields and the tree's id come first."""
+_COUNT, _SCORED, _LARGEST, _DEPTH, _HEAD = range(_STAMP_FIELDS, _STAMP_FIELDS + 5)
+"""Columns of a tree's head, and their number; the stamp's fields come first."""
 _UNREAD = -1
 _MOST_INT32, _MOST_UINT32 = (1 << 31) - 1, (1 << 32) - 1
 
@@ -38,7 +37,6 @@ class TreeMessage(NamedTuple):
 
     stamp: tuple[int, int, int, int, int]
     tree: TokenTree
-    tree_id: int
 
 
 class TreeReader:
@@ -66,7 +64,7 @@ class TreeReader:
             ids, parents, depths = self._nodes[:, first:end].tolist()
             log_probs = tuple(self._log_probs[first:end].tolist()) if scored else None
             tree = TokenTree.checked(tuple(ids), tuple(parents), log_probs, tuple(depths), depth, largest)
-            found.append(TreeMessage(tuple(head[:_STAMP_FIELDS]), tree, head[_STAMP_FIELDS]))
+            found.append(TreeMessage(tuple(head[:_STAMP_FIELDS]), tree))
             first = end
         return found
 
@@ -183,7 +181,7 @@ def _read_tree(
     begin, at = _frame(data, at, end, _STAMP)
     if begin < 0 or not _read_stamp(data, begin, at, head):
         return False
-    ids = parents = scored = tree_id = 0
+    ids = parents = scored = 0
     largest, depth = -1, 0
     begin, after = _frame(data, at, end, _IDS)
     if begin >= 0:
@@ -197,15 +195,7 @@ def _read_tree(
     if begin >= 0:
         at = after
         scored = _read_log_probs(data, begin, at, log_probs)
-    if at < end and data[at] == _TREE_ID:
-        tree_id, at = _varint(data, at + 1, end)
-    head[_STAMP_FIELDS], head[_COUNT], head[_SCORED], head[_LARGEST], head[_DEPTH] = (
-        tree_id,
-        ids,
-        scored,
-        largest,
-        depth,
-    )
+    head[_COUNT], head[_SCORED], head[_LARGEST], head[_DEPTH] = ids, scored, largest, depth
     return at == end and 0 <= ids == parents and (scored == 0 or scored == ids)
 
 

@@ -29,7 +29,7 @@ def parts_of(each: Round):
 
 @pytest.fixture(scope="module")
 def rows(tiny_model, tmp_path_factory):
-    settings = settings_of(("inproc", "shm"), ("lockstep",), states=True, tree=(4, 2), chain=2, right=1)
+    settings = settings_of(("inproc", "shm"), ("lockstep",), states=True, tree=(4, 2), right=1)
     return list(measure(measured_in(tmp_path_factory.mktemp("place"), tiny_model, settings)))
 
 
@@ -90,23 +90,24 @@ def test_a_place_without_mps_says_so(monkeypatch, tmp_path):
     assert "MPS is not to be had here" in text_of(content)
 
 
-def test_in_process_there_is_lockstep_alone():
-    settings = settings_of(("inproc", "shm"), ("lockstep", "ahead"), states=True, tree=(16, 5), chain=4, right=4)
-    assert [(each.transport, each.mode, each.states, each.rows) for each in settings] == [
-        ("inproc", "lockstep", True, 16), ("shm", "lockstep", True, 16), ("inproc", "lockstep", False, 5),
-        ("shm", "ahead", False, 5),
+def test_behind_passes_there_are_states_and_no_other_transports_than_those_of_the_gpu():
+    transports = ("inproc", "cuda_ipc", "shm")
+    settings = settings_of(transports, ("lockstep", "behind"), states=False, tree=(16, 5), right=4)
+    assert [(each.transport, each.mode, each.states) for each in settings] == [
+        ("inproc", "lockstep", False), ("shm", "lockstep", False), ("inproc", "behind", True),
+        ("cuda_ipc", "behind", True),
     ]  # fmt: skip
     assert len({each.name for each in settings}) == 4
 
 
 def test_states_alone_go_through_the_gpus_memory_and_sleep_is_compared_in_lockstep():
     transports = ("cuda_ipc", "shm", "grpc")
-    settings = settings_of(transports, ("lockstep", "ahead"), states=True, tree=(9, 3), chain=2, right=2, asleep=True)
+    settings = settings_of(transports, ("lockstep",), states=True, tree=(9, 3), right=2, asleep=True)
     assert [(each.transport, each.mode, each.spins) for each in settings] == [
         ("cuda_ipc", "lockstep", True), ("shm", "lockstep", True), ("grpc", "lockstep", True),
-        ("cuda_ipc", "lockstep", False), ("shm", "lockstep", False), ("shm", "ahead", True), ("grpc", "ahead", True),
+        ("cuda_ipc", "lockstep", False), ("shm", "lockstep", False),
     ]  # fmt: skip
-    assert len({each.name for each in settings}) == 7
+    assert len({each.name for each in settings}) == 5
 
 
 def test_rounds_are_split_where_one_call_for_trees_lies_between_decision_and_trees():
@@ -130,7 +131,7 @@ def test_percentiles_are_values_that_occurred():
 def test_a_head_behind_the_pass_is_compared_with_itself_in_process(tiny_model, tmp_path):
     head, sizes = tmp_path / "head", json.loads((tiny_model / "config.json").read_text())
     write_head(head, EAGLE3["whole vocabulary"], HeadShape(sizes["hidden_size"], 96, 4, 2, sizes["vocab_size"]))
-    settings = settings_of(("inproc", "shm"), ("behind",), states=True, tree=(4, 2), chain=2, right=1)
+    settings = settings_of(("inproc", "shm"), ("behind",), states=True, tree=(4, 2), right=1)
     assert [(each.transport, each.mode, each.states) for each in settings] == [("inproc", "behind", True)]
     measured = replace(measured_in(tmp_path, tiny_model, settings), head=f"{head}:target={tiny_model}:boundaries=0-1-2")
     _, row = measure(measured)

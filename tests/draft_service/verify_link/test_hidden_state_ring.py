@@ -33,7 +33,7 @@ def states(block: HostBlock) -> HiddenStateRing:
 
 
 def commit(position: int, rows: int, row_bytes: int) -> Commit:
-    return Commit(STAMP, [1] * rows, 1, 0, None, 0, DeviceRows(position, rows, row_bytes))
+    return Commit(STAMP, [1] * rows, 1, 0, None, DeviceRows(position, rows, row_bytes))
 
 
 def test_rows_of_a_message_are_copied_together_and_lie_where_they_are_said_to(

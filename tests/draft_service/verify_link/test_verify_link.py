@@ -14,7 +14,7 @@ import pytest
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.ngram.ngram import NgramConfig, NgramProposer
 from draft_service.protocol import codec
-from draft_service.protocol.codec import LOCKSTEP, DraftingMode, Identity
+from draft_service.protocol.codec import Identity
 from draft_service.verify_link.reconnect_policy import Backoff
 from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
@@ -31,14 +31,12 @@ def ngram(name: str = "ngram") -> NgramProposer:
 
 
 @asynccontextmanager
-async def linked(
-    peer: VerifyPeer, proposers: Sequence[Proposer], drafting: DraftingMode = LOCKSTEP
-) -> AsyncIterator[tuple[VerifyLink, Worker, int]]:
+async def linked(peer: VerifyPeer, proposers: Sequence[Proposer]) -> AsyncIterator[tuple[VerifyLink, Worker, int]]:
     port = await peer.start()
     worker = Worker(proposers)
     worker.start()
     identity = Identity("test", "127.0.0.1:1", 42, "0")
-    link = VerifyLink(f"127.0.0.1:{port}", worker, identity, drafting=drafting)
+    link = VerifyLink(f"127.0.0.1:{port}", worker, identity)
     task = asyncio.create_task(link.run())
     try:
         yield link, worker, port
@@ -365,19 +363,3 @@ def test_a_share_is_told_at_attachment_and_while_it_lasts() -> None:
             assert (await peer.attachments.get()).share == 0.25
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("mode", ["lockstep", "ahead"])
-def test_who_stays_in_lockstep_is_said(mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    class Staying(NgramProposer):
-        drafts_ahead = False
-
-    async def scenario() -> None:
-        peer = VerifyPeer()
-        peer.max_ahead = 16
-        async with linked(peer, [ngram(), Staying("stays", NgramConfig())], DraftingMode(mode, 6)):
-            await peer.next_epoch()
-
-    asyncio.run(scenario())
-    said = [message for message in caplog.messages if "lockstep" in message]
-    assert said == (["drafted in lockstep all the same, none of it ahead: stays"] if mode == "ahead" else [])

@@ -11,6 +11,7 @@ PROGRAM = """
 import logging, sys, types
 from draft_service.proposers.base import DraftRequest, Proposer
 from draft_service.protocol.codec import AttachGrant
+from draft_service.worker.draft_call import DraftCall
 from draft_service.worker.worker import Worker
 
 def synchronize(index):
@@ -38,7 +39,7 @@ worker = Worker([Broken()])
 {act}
 print("goes on")
 """
-FAILS = "worker._propose(worker.proposers[0], [DraftRequest(1, 4, 2)])"
+FAILS = "DraftCall(worker.proposers[0], [DraftRequest(1, 4, 2)], 9).result()"
 LEAVES = "worker._leave()"
 
 

@@ -181,5 +181,5 @@ def test_records_of_slots_that_verify_does_not_have_take_no_memory() -> None:
     for slot in range(4, 100):
         assert table.apply(Commit(at([1, 2], slot=slot), [2], 5, 3)) is None
         assert table.apply(Gap(at([1], slot=slot), 1)) is None
-    assert table.slots == []
+    assert not table._slots
     assert table.dropped["slot"] == 192

@@ -15,8 +15,8 @@ from slipstream.rpc.errors import SlipstreamError
 from verify_service.draft_link.attachment import Attachment
 from verify_service.draft_link.codec import decode_replies, encode_commands
 
-BEGIN, COMMIT, COLLECT, PREPARED, RECEIVE, TAKE, END, ATTACH = range(8)
-_STEPS = (BEGIN, COMMIT, COMMIT, COLLECT, COLLECT, PREPARED, RECEIVE, RECEIVE, RECEIVE, RECEIVE, TAKE, END, ATTACH)
+BEGIN, COMMIT, COLLECT, _, RECEIVE, TAKE, END, ATTACH = range(8)
+_STEPS = (BEGIN, COMMIT, COMMIT, COLLECT, COLLECT, RECEIVE, RECEIVE, RECEIVE, RECEIVE, TAKE, END, ATTACH)
 
 
 def steps(random: Random, transport: str) -> list[bytes]:
@@ -46,12 +46,12 @@ def steps(random: Random, transport: str) -> list[bytes]:
 
 
 def _round(random: Random, guess: Guess) -> list[bytes]:
-    """A step as it should be: commit, trees, perhaps for the step after it too, and collect."""
+    """A step as it should be: commit, trees, perhaps stale ones too, and collect."""
     tokens = random.randrange(4)
     guess.commit(tokens)
     parts = [bytes([COMMIT, tokens, 63, 63])]
     parts += [bytes([RECEIVE]) + guess.replies(random).SerializeToString() for _ in range(random.choice((1, 1, 2)))]
-    return [*parts, bytes([COLLECT]), *([bytes([PREPARED])] if random.random() < 0.3 else [])]
+    return [*parts, bytes([COLLECT])]
 
 
 class DraftLinkMessages(Target):
@@ -88,8 +88,6 @@ def play(played: PlayedLink, kind: int, rest: bytes) -> None:
         played.commit(first, second, third)
     elif kind == COLLECT:
         played.collect()
-    elif kind == PREPARED:
-        played.take_outcome_trees()
     elif kind == END:
         played.end(first)
 

@@ -29,8 +29,6 @@ def tree(random: Random, stamp: tree_pb2.Stamp | None = None) -> tree_pb2.TokenT
     )
     if random.random() < 0.5:
         message.log_probs.extend(-random.expovariate(1) for _ in range(count))
-    if random.random() < 0.3:
-        message.tree_id = random.randrange(1, 2**40)
     return message
 
 

@@ -9,7 +9,6 @@ from slipstream_kernels.draft_protocol.records import (  # fmt: skip
     Commit,
     Gap,
     Nack,
-    ParentNode,
     Reply,
     Resume,
     Stamp,
@@ -23,10 +22,10 @@ STAMP = Stamp(7, 2, 1, 3, 42)
 
 
 def test_what_one_end_writes_the_other_reads_as_the_same_record() -> None:
-    commands = [Commit(STAMP, [42], 6, 3, tree_id=9), Gap(STAMP, 4)]
+    commands = [Commit(STAMP, [42], 6, 3, handed=True), Gap(STAMP, 4)]
     assert draft_codec.decode_command_bytes(verify_codec.encode_commands(commands)) == commands
     replies: list[Reply] = [
-        TreeReply(STAMP, TokenTree((5, 6), (-1, 0)), (0, 1), 70, ParentNode(69, 1)),
+        TreeReply(STAMP, TokenTree((5, 6), (-1, 0)), (0, 1)),
         Resume(STAMP, 2),
         Nack(STAMP, "no"),
         TrafficWeight(0.5),

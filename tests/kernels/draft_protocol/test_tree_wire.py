@@ -39,7 +39,6 @@ def plain_tree(draw: random.Random) -> tree_pb2.TokenTree:
         token_ids=[number(draw, 31) for _ in range(count)],
         parents=[draw.randint(-1, node - 1) for node in range(count)],
         log_probs=[draw.uniform(-9.0, 0.0) for _ in range(count)] if draw.random() < 0.5 else [],
-        tree_id=number(draw, 63),
     )
 
 
@@ -53,7 +52,7 @@ def message_of(*trees: tree_pb2.TokenTree) -> bytes:
 
 def read(data: bytes) -> list[Reply] | None:
     found = READER.read(data)
-    return None if found is None else [TreeReply(Stamp(*stamp), tree, (), number) for stamp, tree, number in found]
+    return None if found is None else [TreeReply(Stamp(*stamp), tree) for stamp, tree in found]
 
 
 def agree(data: bytes) -> None:
@@ -114,13 +113,20 @@ STAMP = tree_pb2.Stamp(epoch=1)
         {"token_ids": [1], "parents": [-1], "log_probs": [float("nan")]},
         {"token_ids": [1], "parents": [-1], "log_probs": [float("-inf")]},
         {"token_ids": [1], "parents": [-1], "sources": [0]},
-        {"token_ids": [1], "parents": [-1], "parent": tree_pb2.ParentNode(node=-1)},
         {"token_ids": [1] * MAX_ROWS, "parents": [-1] * MAX_ROWS},
-        {"tree_id": 2**63},
     ],
 )
 def test_other_trees_are_left_to_the_parser(fields: dict[str, Any]) -> None:
     assert read(message_of(tree_pb2.TokenTree(stamp=STAMP, **fields))) is None
+
+
+def test_fields_that_trees_of_older_drafters_have_are_left_to_the_parser_which_passes_over_them() -> None:
+    more = b"\x30\x05\x3a\x02\x08\x05"  # field 6, a number, and field 7, a message
+    tree = tree_pb2.TokenTree(stamp=STAMP, token_ids=[1], parents=[-1])
+    data = message_of(tree_pb2.TokenTree.FromString(tree.SerializeToString() + more))
+    assert data.endswith(more)
+    assert read(data) is None
+    assert decode_replies(data, SLOTS) == [TreeReply(Stamp(1, 0, 0, 0, 0), TokenTree((1,), (-1,)))]
 
 
 def test_what_is_no_tree_is_left_to_the_parser() -> None:

@@ -41,14 +41,12 @@ def test_people_get_a_tree_and_programs_json(tiny_cluster, capsys):
 
 COUNTERS = {"hits": 11, "waits": 12, "misses": 13, "late": 14, "stale_records": 15}
 COUNTERS |= {"answer_us": 63_040, "deadline_us": 20_000}
-AHEAD = {"ahead_hits": 16, "ahead_misses": 17, "ahead_late": 18, "ahead_stale": 19}
 
 
-@pytest.mark.parametrize("mode", ["lockstep", "ahead"])
-def test_an_attachment_is_shown_with_its_mode_and_what_became_of_its_trees(capsys, mode):
+def test_an_attachment_is_shown_with_what_became_of_its_trees(capsys):
     source = {"proposer": "suffix", "drafted": 30, "accepted": 20}
     drafter = {"epoch": 7, "proposer": "hybrid", "requests": 1, "drafted_tokens": 40, "accepted_tokens": 25}
-    drafter |= {"mode": mode, **COUNTERS, **AHEAD}
+    drafter |= COUNTERS
     state = dict.fromkeys(
         (
             "running",
@@ -65,10 +63,9 @@ def test_an_attachment_is_shown_with_its_mode_and_what_became_of_its_trees(capsy
     verify = VerifyFacts("host:1", "serving", state=state, drafters=(drafter | {"sources": [source]},))
     render(Facts(GatewayFacts("host:2", "ok"), verify, ()), as_json=False)
     shown = capsys.readouterr().out
-    assert f"epoch 7 drafts hybrid for 1 requests, {mode}: drafted 40, accepted 25 (62%)" in shown
+    assert "epoch 7 drafts hybrid for 1 requests: drafted 40, accepted 25 (62%)" in shown
     assert "trees: 11 hits, 12 waits, 13 missed, 14 late; 15 stale records" in shown
     assert "they take 63.0 ms, and are waited for up to 20.0 ms" in shown
-    assert ("ahead: 16 hits, 17 missed, 18 late, 19 stale" in shown) == (mode == "ahead")
     assert "from suffix: 30, accepted 20" in shown
 
 

@@ -205,12 +205,18 @@ def test_an_attach_request_has_a_limit() -> None:
         decode_attach(data)
 
 
+def test_modes_of_older_drafters_are_known_and_no_others() -> None:
+    asks = [decode_attach(draft_pb2.AttachRequest(mode=mode).SerializeToString()).asks_ahead for mode in range(4)]
+    assert asks == [False, False, True, True]
+    with pytest.raises(InvalidArgumentError, match="mode 4 is unknown"):
+        decode_attach(draft_pb2.AttachRequest(mode=4).SerializeToString())
+
+
 def test_replies_of_the_largest_trees_keep_within_the_bytes() -> None:
     most = 2**32 - 1
     stamp = tree_pb2.Stamp(epoch=2**64 - 1, slot=most, generation=2**64 - 1, base_length=most, root_token=most)
     tree = tree_pb2.TokenTree(
         stamp=stamp, token_ids=[most] * 63, parents=[-1] * 63, log_probs=[-1.5] * 63, sources=[31] * 63,
-        tree_id=2**64 - 1, parent=tree_pb2.ParentNode(tree_id=2**64 - 1, node=-1),
     )  # fmt: skip
     replies = [draft_pb2.DraftReply(tree=tree)] * REPLIES_PER_SLOT
     assert len(decode_replies(draft_pb2.ExchangeRequest(replies=replies).SerializeToString(), 1)) == REPLIES_PER_SLOT

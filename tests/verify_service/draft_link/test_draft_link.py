@@ -17,6 +17,7 @@ from support import drafters
 from support.drafters import WireDrafter, attach_request, offer, tree_reply, wire_drafter
 from support.played_link import DEADLINE, KEY, OTHER, chains, collect, committed, opening, run, served, until
 from verify_service.core.request import RequestKey
+from verify_service.draft_link.transports.negotiation import ASKS_AHEAD
 
 
 @pytest.fixture(params=["grpc", "shm"], autouse=True)
@@ -58,6 +59,20 @@ def test_trees_arrive_at_once_and_only_for_the_state_they_were_made_for() -> Non
                 assert trees == [TokenTree((11 + step, 12 + step), (-1, 0))]
             state = link.state()
             assert (state.attachments, state.misses, state.malformed) == (1, 0, 0)
+
+    run(scenario())
+
+
+def test_who_asks_to_draft_ahead_is_attached_in_lockstep_and_operators_are_told_why() -> None:
+    async def scenario() -> None:
+        ahead = draft_pb2.DRAFT_MODE_AHEAD
+        async with served() as (link, address), wire_drafter(address, "p", answer=chains, mode=ahead):
+            link.begin(opening())
+            link.commit([committed(4, 10)])
+            assert (await collect(link))[0] == [TokenTree((11, 12), (-1, 0))]
+            (status,) = link.proposers()
+            assert status.attachment is not None
+            assert status.attachment.overlap == f"drafts after the pass: {ASKS_AHEAD}"
 
     run(scenario())
 

@@ -16,7 +16,7 @@ from verify_service.core.draft_source import DraftSource, NoDrafts
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import SamplingParams
 from verify_service.core.request_state import RequestState
-from verify_service.core.scheduled_request import OutcomeCandidate, ScheduledRequest
+from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle, StepTimes, VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.engine.step_queue import StepQueue
@@ -35,7 +35,8 @@ class Scripted:
         self.journal: list[str] = []
         self.failing = False
         self.measured: StepTimes | None = None
-        self.chooses = True
+        self.launches_unresolved = True
+        self.path = AcceptedPath((), (7,))
 
     def launch(self, items: Sequence[ScheduledRequest]) -> StepHandle:
         if self.failing:
@@ -48,7 +49,7 @@ class Scripted:
 
     def decide(self, launched: StepHandle) -> list[VerifyResult]:
         self.journal.append("decide")
-        return [VerifyResult(item, AcceptedPath((), (7,)), 0) for item in launched.deciding]
+        return [VerifyResult(item, self.path, 0) for item in launched.deciding]
 
 
 def bench(
@@ -241,42 +242,29 @@ def test_a_step_is_not_charged_for_the_one_before_it(monkeypatch: pytest.MonkeyP
     assert pipeline.decide(pipeline.next())[1] == 1.5
 
 
-class Foreseeing(Attached):
-    """Whose trees are there before they are due."""
-
-    def drafts_ahead_only(self, keys: object) -> bool:
-        return self.expecting
-
-
-def test_beyond_a_tree_the_engine_chooses_where_nobody_is_to_be_waited_for() -> None:
-    trees = Foreseeing()
-    engine = Scripted(1)
-    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 8e-3)]))
-    drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, budget)
-    pipeline = StepQueue(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
+def test_beyond_a_tree_a_step_is_launched_where_no_other_tree_is_expected() -> None:
+    trees = Attached()
+    pipeline, engine = bench(1, trees)
     state = decoding(trees)
-    assert not pipeline.can_launch_ahead
-    tree = TokenTree.chain([7, 8])
-    pipeline.launch([ScheduledRequest(state, 1, tree)])
-    assert (pipeline.can_launch, pipeline.can_launch_ahead) == (False, True)
-    assert pipeline.launch_slack() is None
+    assert not pipeline.can_launch_unresolved
+    pipeline.launch([ScheduledRequest(state, 1, TokenTree.chain([7, 8]))])
+    assert (pipeline.can_launch, pipeline.can_launch_unresolved) == (False, False)
     trees.expecting = False
-    assert not pipeline.can_launch_ahead
-    trees.expecting = True
-    engine.chooses = False
-    assert not pipeline.can_launch_ahead
-    engine.chooses = True
+    assert (pipeline.can_launch, pipeline.can_launch_unresolved) == (False, True)
+    engine.launches_unresolved = False
+    assert not pipeline.can_launch_unresolved
+    engine.launches_unresolved = True
 
     assert (state.length, state.max_inflight_drafts) == (8, 2)
-    item = ScheduledRequest(
-        state, 1, outcome_trees=(OutcomeCandidate(-1, 7, TokenTree.chain([1, 2, 3])),), unresolved=True
-    )
+    item = ScheduledRequest(state, 1, unresolved=True)
     pipeline.launch([item])
-    assert not pipeline.can_launch_ahead
-    assert (state.length, state.kv.num_computed_tokens, state.max_inflight_drafts) == (9, 8, 5)
+    assert not pipeline.can_launch_unresolved
+    assert (state.length, state.kv.num_computed_tokens, state.max_inflight_drafts) == (9, 8, 2)
     assert pipeline.under_way == {state: item}
+    engine.path = AcceptedPath((0,), (7, 9))
     pipeline.decide(pipeline.next())
-    assert (item.tree, item.first, state.max_inflight_drafts) == (TokenTree.chain([1, 2, 3]), 7, 3)
+    assert (item.tree, item.first, item.base, item.unresolved) == (None, 8, 9, False)
+    assert state.max_inflight_drafts == 0
     pipeline.decide(pipeline.next())
     assert (state.num_output_placeholders, state.max_inflight_drafts, pipeline.under_way) == (0, 0, {})
     assert pipeline.can_launch

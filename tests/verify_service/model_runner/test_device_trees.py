@@ -35,11 +35,11 @@ def test_the_step_keeps_the_room_that_it_was_launched_with():
     late, plain, gone, empty = rows(), rows(), rows(), rows()
     late.tree, plain.tree, gone.tree = DeviceTree(Trees(), 0, 9, 4), TREE, DeviceTree(Trees(), 1, 7, 3)
     empty.tree = DeviceTree(Trees(), 2, 5, 2)
-    assert (late.num_rows, late.depth, late.max_accepted) == (10, 4, 4)
+    assert (late.num_rows, late.depth) == (10, 4)
     assert not_on_host([late, plain, gone, empty]) == [late, gone, empty]
     copy_to_host([late, gone, empty])
     assert (late.tree, plain.tree, gone.tree, empty.tree) == (TREE, TREE, None, None)
-    assert (late.num_rows, late.depth, late.max_accepted, late.max_rows) == (10, 4, 4, 10)
+    assert (late.num_rows, late.depth) == (10, 4)
     assert (plain.num_rows, plain.depth) == (3, 2)
     assert (gone.num_rows, gone.depth) == (8, 3)
     assert (empty.num_rows, empty.depth) == (6, 2)

@@ -28,7 +28,6 @@ from verify_service.core.request import GenerationRequest, RequestKey, SamplingP
 from verify_service.core.sampling_codec import decode_sampling, encode_sampling
 from verify_service.core.sampling_validation import validate_sampling
 from verify_service.draft_link.link_config import DrafterState, LinkState, ProposerStatus
-from verify_service.draft_link.records import Mode
 from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.engine.loop_stats import LoopState
 from verify_service.server.cache_watch import CacheReport, WatchCache
@@ -192,8 +191,8 @@ def test_info_and_state_carry_every_figure() -> None:
     assert (info.proposers[0].name, info.proposers[0].configured, info.proposers[0].attached) == ("p", True, False)
     assert (info.default_proposer, info.mode, info.attention, info.tensor_parallel_size) == ("", "fast", "triton", 2)
     assert (info.serving_seconds, info.cache_events, info.page_size) == (2.5, True, 16)
-    stats = DraftStats(5, 6, 7, 8, 9, 11, 12, 13, 14, 15, {"q": SourceCount("q", 8, 9)})
-    drafter = DrafterState(1, "d", "host:2", 3, "shm", Mode.AHEAD_OR_WAIT, "p", 4, 0.5, 10, 16, stats, 0.017, 0.018)
+    stats = DraftStats(5, 6, 7, 8, 9, 15, {"q": SourceCount("q", 8, 9)})
+    drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, 16, stats, 0.017, 0.018)
     came = time.monotonic() - 60
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True, prompt_tokens=21, oldest_arrival=came)
     state = verify_pb2.GetStateResponse.FromString(
@@ -207,5 +206,5 @@ def test_info_and_state_carry_every_figure() -> None:
     assert [state.stale_records, state.malformed_records, state.draft_deadline_us] == [15, 16, 2500]
     values = [getattr(state.drafters[0], field.name) for field in state.drafters[0].DESCRIPTOR.fields]
     source = sampling_pb2.SourceCount(proposer="q", drafted=8, accepted=9)
-    assert values[:18] == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10, 11, 12, 13, 14]
-    assert values[18:] == [[source], "ahead-or-wait", 15, 16, 17_000, 18_000]
+    assert values[:14] == [1, "d", "host:2", 3, "shm", "p", 4, 5, 6, 7, 8, 9, 0.5, 10]
+    assert values[14:] == [[source], 15, 16, 17_000, 18_000]

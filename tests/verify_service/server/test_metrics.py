@@ -75,7 +75,7 @@ def test_steps_and_ends_are_counted() -> None:
         for part in ("drafts", "checks", "masks")
     ]
     assert grammars == [1.0, 2.0, 3.0]
-    labels = {"epoch": "77", "drafter": "d", "proposer": "ngram", "transport": "shm", "mode": "ahead"}
+    labels = {"epoch": "77", "drafter": "d", "proposer": "ngram", "transport": "shm"}
     names = (
         "requests",
         "share",

@@ -42,7 +42,7 @@ class CommitBatch:
         queue = self.attachment.queue
         handed = slot.has_handed_tree if queue is None else queue.has_handed(slot.stamp)
         self.records.append(
-            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, slot.tree_id, rows, handed)
+            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, rows, handed)
         )
         self.slots.append(slot)
 

@@ -72,34 +72,25 @@ class ReplyHandler:
         session, length = slot.session, reply.stamp.base_length
         session.caught_up = True
         slot.answer(reply, now)
-        ahead = reply.parent is not None
-        if not ahead and length <= slot.handed_length:
+        if length <= slot.handed_length:
             return  # the step had it from the device
-        keep = ahead and slot.may_cache(reply)
-        if keep or length <= slot.stamp.base_length:
-            session.acked_length = max(session.acked_length, min(length, slot.stamp.base_length))
-        if not keep and not slot.fits(reply):
-            passed = slot.too_late(reply)
+        if length <= slot.stamp.base_length:
+            session.acked_length = max(session.acked_length, length)
+        if reply.stamp != slot.stamp:
             self._count_stale(attachment)
-            slot.stats.late += passed
-            slot.stats.ahead_late += ahead and passed
-            slot.stats.ahead_stale += ahead and not passed
-            if passed and not ahead:
+            if slot.too_late(reply):
+                slot.stats.late += 1
                 self._look_back(slot, reply)
             return
-        max_nodes, max_depth = slot.limits(ahead=ahead)
         if reply.sources:
             _check_sources(reply, len(attachment.request.offers))
         try:
-            self._check(reply.tree, max_nodes - 1, max_depth)
+            self._check(reply.tree, slot.max_nodes - 1, slot.max_depth)
         except InvalidTreeError as error:
             raise InvalidArgumentError(f"malformed tree: {error}", field="tree") from error
         if not isinstance(reply.tree, DeviceTree):
             reply = _named(reply, attachment)
-        if keep:
-            slot.cache.put(reply)
-        else:
-            slot.set_tree(reply)
+        slot.set_tree(reply)
 
     def _look_back(self, slot: Slot, reply: TreeReply) -> None:
         """Learn from a tree that is of no use any more what it would have brought; a malformed one teaches nothing."""
@@ -107,7 +98,7 @@ class ReplyHandler:
         length = reply.stamp.base_length
         if running is None or not reply.tree or isinstance(reply.tree, DeviceTree):
             return
-        max_nodes, max_depth = slot.limits(ahead=True)
+        max_nodes, max_depth = slot.largest
         if 0 < length < len(running.tokens) and running.tokens[length - 1] == reply.stamp.root_token:
             with suppress(InvalidTreeError):
                 self._check(reply.tree, max_nodes - 1, max_depth)

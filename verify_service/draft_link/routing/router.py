@@ -73,12 +73,6 @@ class DraftRouter:
         found = (self.running[key].current_slot for key in keys if key in self.running)
         return [ref for ref in found if ref is not None]
 
-    def cache_taken(self, commits: Sequence[Committed]) -> list[SlotRef]:
-        """Slots whose speculation cache was taken for a step in flight."""
-        if not any(attachment.ahead for attachment in self.attachments.values()):
-            return []
-        return [ref for ref in self.current_slots(each.key for each in commits) if ref.slot.cache.taken]
-
     def begin(self, opening: RequestOpening) -> None:
         """Take a request in; it goes to the attachment that offers its proposer, if there is one."""
         running = RoutedRequest(opening, list(opening.token_ids), routing_hash=routing_hash(opening))
@@ -285,8 +279,6 @@ class DraftRouter:
             ref.attachment.stats[ref.index],
             caught_up=caught_up,
             boundaries=offer.feature_boundaries,
-            max_ahead=0 if offer.lockstep else ref.attachment.slots.max_ahead,
-            waits=offer.lockstep or ref.attachment.slots.waits,
             needs_states=offer.needs_states,
         )
         running.advance(ref)
@@ -333,12 +325,9 @@ class DraftRouter:
     ) -> None:
         attachment, slot = ref.attachment, ref.slot
         slot.session.ever_requested |= committed.catch_up
-        begun, promised = slot.cache.taken, slot.promised
-        slot.promised = None
+        promised, slot.promised = slot.promised, None
         running.advance(ref)
-        if begun:
-            slot.begin_step(committed.tree)
-        elif promised is not None and committed.handed:
+        if promised is not None and committed.handed:
             slot.take_handed(promised)
             attachment.circuit_breaker.on_message(now)
         attachment.rate_limiter.refill_tokens()

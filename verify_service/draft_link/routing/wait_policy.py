@@ -55,22 +55,17 @@ def wait_for_replies(lock: Condition, awaited: Sequence[SlotRef], seconds: float
 
 
 def record_waits(refs: Sequence[SlotRef | None], waited_for: set[int], now: float, waited: float = 0.0) -> None:
-    """A step in which every tree was there counts as a hit; one that waited in vain, for so many seconds, as a miss.
-
-    Of an attachment that is not waited for, so does one for which it had made any trees ahead, or none at all.
-    """
+    """A step in which every tree was there counts as a hit; one that waited in vain, for so many seconds, as a miss."""
     complete: dict[int, bool] = {}
-    kept_up: dict[int, bool] = {}
     attachments: dict[int, Attachment] = {}
     for ref in refs:
         if ref is not None and not ref.attachment.ended:
             epoch, slot = ref.attachment.epoch, ref.slot
             attachments[epoch] = ref.attachment
             complete[epoch] = complete.get(epoch, True) and not slot.awaited
-            kept_up[epoch] = kept_up.get(epoch, False) or slot.cache.kept_up or slot.waits
             slot.count_hits()
     for epoch, attachment in attachments.items():
-        if complete[epoch] and kept_up[epoch]:
+        if complete[epoch]:
             attachment.circuit_breaker.on_success()
         elif epoch in waited_for:
             attachment.circuit_breaker.on_timeout(now, waited)

@@ -24,10 +24,6 @@ class DraftStats:
     vain; `late` trees that came when their step had begun; `waits` steps that waited, for one tree or for several.
     `drafted` and `accepted` count tokens of the trees that steps verified, as these were pruned and cut.
 
-    Of trees ahead, `ahead_hits` and `ahead_misses` count steps that found the one for the way in which the step before
-    had ended, and steps that did not; `ahead_late` trees whose step had begun when they came; `ahead_stale` those that
-    no step under way could lead to, or that were more than are kept.
-
     `sources` shares out `drafted` and `accepted` of trees that several proposers made, by the proposer's name; there is
     at most one entry for each offer of the attachment.
 
@@ -43,10 +39,6 @@ class DraftStats:
     late: int = 0
     drafted: int = 0
     accepted: int = 0
-    ahead_hits: int = 0
-    ahead_misses: int = 0
-    ahead_late: int = 0
-    ahead_stale: int = 0
     waits: int = 0
     sources: dict[str, SourceCount] = field(default_factory=dict)
     partial_sessions: int = 0

@@ -13,7 +13,7 @@ from slipstream_kernels.draft_protocol.records import DeviceQueueAddress, Device
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.ipc.segment import SegmentError
 from slipstream_kernels.sync.hybrid_event import HybridEvent
-from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment, ahead_limit
+from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import AttachReply, AttachRequest, LinkFacts
 from verify_service.draft_link.routing.hidden_state_feed import MESSAGE_BYTES
@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 LONG_SPIN = 2e-4
 """Seconds of a spin that answers over a stream can come in."""
+ASKS_AHEAD = "it asks to draft ahead of passes, which is no longer done"
 AWAKE_CPUS = 4
 """So many must the process have for that: the step's thread keeps one, that of the calls another, and others work."""
 
@@ -82,7 +83,6 @@ class NegotiatedTransports:
             attachment.slots.size,
             round(deadline * 1e6),
             self.shared_memory,
-            attachment.slots.max_ahead,
             self.device_ring,
             self.reason,
             self.device_queue,
@@ -163,6 +163,8 @@ class TransportNegotiator:
                 negotiated.ring = self._ring(request, boundaries)
             except SlipstreamError as error:
                 reasons[CUDA_IPC] = error.message
+        if request.asks_ahead:
+            negotiated.overlap = after_the_pass(ASKS_AHEAD)
         if negotiated.ring is not None:
             negotiated.queue, negotiated.overlap = self._queue(request, negotiated.ring.block.gpu_uuid)
         negotiated.transports = tuple(name for name in names if name not in reasons)
@@ -204,8 +206,8 @@ class TransportNegotiator:
             return "none of its proposers can draft behind a pass"
         if not self._config.device_queue:
             return "the device's queue is turned off"
-        if ahead_limit(request):
-            return "it drafts ahead"
+        if request.asks_ahead:
+            return ASKS_AHEAD
         if not side_by_side:
             return "the processes take turns on the GPU; they would share it under NVIDIA MPS"
         return ""
