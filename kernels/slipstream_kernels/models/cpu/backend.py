@@ -142,6 +142,7 @@ class CpuBackend:
             if self._adapters.width > self._args["shrunk_stride"][0]:
                 self._args["shrunk_stride"] = self._adapters.width
                 self._allocate(self._capacity)
+                self._rows = 0  # what the last pass has left is gone
 
     def remove_adapter(self, slot: int) -> None:
         """See `CausalLM.remove_adapter`."""
