@@ -8,15 +8,16 @@ import triton.language as tl
 
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.linear_stream import chained_sums
+from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.rounding import rounded
+from slipstream_kernels.ops.gpu.tuning import filled
 
 MATRIX_ROWS = 64
 """Rows of the matrix instruction's first operand: those that a rank lacks are zero, and read from nowhere."""
-_FEW = 16
-_DEPTHS, _STAGES, _WARPS = (256, 128), (5, 4), 4
-"""Steps along the inputs, and how many are on their way at a time: of blocks of few rows, which have a multiprocessor
-each and wait for memory, and of others. Both fit its shared memory."""
+_DEPTH, _ROOM = 128, 200 * 1024
+"""Steps along the inputs, and the shared memory that those on their way fill: a program has a multiprocessor to itself
+where few rows have adapters, and waits for memory alone."""
 
 
 @triton.jit
@@ -64,8 +65,8 @@ def shrink(x: torch.Tensor, a: torch.Tensor, scales: torch.Tensor, rows: Adapter
     assert x.shape[1] % 16 == x.stride(0) % 8 == 0
     ranks, inputs = a.shape[1:]
     blocks, size = rows.rows.shape
-    kind = int(size > _FEW)
-    depth = min(_DEPTHS[kind], triton.next_power_of_2(inputs))
+    depth = min(_DEPTH, triton.next_power_of_2(inputs))
+    tile = filled(Tile(MATRIX_ROWS, size, depth, 1), gated=False, room=_ROOM)
     launch(
         _shrink,
         (blocks, triton.cdiv(ranks, MATRIX_ROWS)),
@@ -78,8 +79,8 @@ def shrink(x: torch.Tensor, a: torch.Tensor, scales: torch.Tensor, rows: Adapter
         ranks,
         inputs,
         x.stride(0),
-        warps=_WARPS,
-        stages=_STAGES[kind],
+        warps=tile.warps,
+        stages=tile.stages,
         SIZE=size,
         RANKS=MATRIX_ROWS,
         DEPTH=depth,
