@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -120,6 +121,7 @@ def _packed_place(weight: PackedExperts, expert: int, part: int) -> PackedPlace:
     return PackedPlace(codes, scales, zeros, 1 if part == 2 else 0)
 
 
+@cache
 def expert_packing(shard: Shard, layer: int, parts: tuple[str, ...]) -> ExpertPacking | None:
     """How the weights of gate and up, or of down, of a layer's experts are packed; None: they are in bfloat16.
 
