@@ -78,6 +78,7 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
             message.mode,
             message.attention,
             str(message.tensor_parallel_size),
+            message.kv_cache_dtype,
         ),
         refusals=tuple(ProposerRefusal(entry.proposer, entry.reason) for entry in message.refusals),
         page_size=message.page_size if message.cache_events else 0,

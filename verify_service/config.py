@@ -15,6 +15,7 @@ from slipstream.transport_settings import TransportSettings
 from slipstream_kernels.draft_protocol.proposer_host import BOUNDARY_CHECK_MIB, HostLimits
 from slipstream_kernels.ipc.cuda_driver import gpu_uuids
 from slipstream_kernels.models.checkpoint.adapter.adapter_config import MOST_RANK
+from slipstream_kernels.models.checkpoint.cache_scales import KVDtype
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.engine_config import MAX_ADAPTERS, MAX_PAGE_SIZE, EngineConfig
 from verify_service.draft_link.attachment import TRANSPORTS
@@ -62,6 +63,11 @@ class VerifySettings(TransportSettings):
         ge=0,
         description="KV pages; 0 on cpu: full contexts for --max-running requests, at most 1 GiB and half the free "
         "memory; 0 on cuda: what --gpu-memory-utilization leaves",
+    )
+    kv_cache_dtype: KVDtype = Field(
+        default="auto",
+        description="How keys and values are held. fp8, fp8_e4m3: 8 bits an element; bfloat16 on cuda, float32 on cpu: "
+        "in more; auto: as a quantised model asks for, else in more",
     )
     max_context: int = Field(default=0, ge=0, description="Most tokens of prompt and output; 0: as the model allows")
     max_running: int = Field(
@@ -320,6 +326,11 @@ class VerifySettings(TransportSettings):
             raise ValueError("--attention flashinfer needs --mode fast: its rows depend on their company")
         if self.attention == "flashinfer" and self.tensor_parallel_size > 1:
             raise ValueError("--attention flashinfer needs --tensor-parallel-size 1")
+        if self.attention == "flashinfer" and self.kv_cache_dtype.startswith("fp8"):
+            raise ValueError("--attention flashinfer reads no --kv-cache-dtype fp8: take triton")
+        own = "float32" if self.on_cpu and self.tensor_parallel_size == 1 else "bfloat16"
+        if self.kv_cache_dtype in {"float32", "bfloat16"} and self.kv_cache_dtype != own:
+            raise ValueError(f"--kv-cache-dtype is {self.kv_cache_dtype}; here kernels take auto, {own} or fp8")
         return self
 
     @property

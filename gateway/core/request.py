@@ -166,7 +166,8 @@ class VerifyInfo:
     proposers: tuple[ReportedProposer, ...]
     default_proposer: str
     build: tuple[str, ...] = ()
-    """Version, device type, mode, attention, tensor parallel size: what besides the model decides on bits."""
+    """What besides the model decides on bits: version, device type, mode, attention, tensor parallel size, and how keys
+    and values are held."""
     refusals: tuple[ProposerRefusal, ...] = ()
     page_size: int = 0
     """Tokens of a KV page; 0 where the service tells nothing of its prefix cache."""

@@ -98,6 +98,7 @@ class VerifyFacts:
     max_context: int = 0
     max_nodes: int = 0
     page_size: int = 0
+    kv_cache_dtype: str = ""
     proposers: tuple[ProposerFacts, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     drafters: tuple[dict[str, Any], ...] = ()
@@ -176,7 +177,7 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
     state = verify.state
     branch.add(
         f"running {state['running']}, queued {state['queued']}, "
-        f"KV pages {state['pages_free']} free of {state['pages_total']}"
+        f"KV pages{_held(verify.kv_cache_dtype)} {state['pages_free']} free of {state['pages_total']}"
     )
     drafted = state["drafted_tokens"]
     share = f" ({state['accepted_tokens'] / drafted:.0%})" if drafted else ""
@@ -211,6 +212,10 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
         branch.add(f"  they {taking}are waited for up to {drafter['deadline_us'] / 1000:.1f} ms")
         for source in drafter["sources"]:
             branch.add(f"  of them from {source['proposer']}: {source['drafted']}, accepted {source['accepted']}")
+
+
+def _held(dtype: str) -> str:
+    return f" of {dtype}" if dtype else ""
 
 
 def _place(device: str, gpu_uuid: str) -> str:
@@ -268,6 +273,7 @@ def _ask_verify(address: str, tls: Tls | None) -> VerifyFacts:
         max_context=info.max_context,
         max_nodes=info.max_nodes,
         page_size=info.page_size,
+        kv_cache_dtype=info.kv_cache_dtype,
         proposers=tuple(_proposer(each, info.default_proposer) for each in info.proposers),
         state={name: value for name, value in _fields(state).items() if name != "drafters"},
         drafters=tuple(_fields(each) | {"sources": list(map(_fields, each.sources))} for each in state.drafters),

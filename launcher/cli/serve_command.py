@@ -93,6 +93,13 @@ def serve(
         int | None, typer.Option(help="KV pages; 0 plans them from the context length.", min=0)
     ] = None,
     page_size: Annotated[int | None, typer.Option(help="Tokens a KV page.", min=1, max=64)] = None,
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|bfloat16|float32|fp8",
+            help="How keys and values are held; fp8: 8 bits an element. [default: auto]",
+        ),
+    ] = None,
     draft_deadline_ms: Annotated[
         float | None, typer.Option(help="Longest wait of a step for its trees.", min=0)
     ] = None,
@@ -235,6 +242,7 @@ def serve(
                 *shared,
                 *_flags({"model-name": model_name, "threads": threads, "max-running": max_running}),
                 *_flags({"max-queued": max_queued, "num-pages": num_pages, "page-size": page_size}),
+                *_flags({"kv-cache-dtype": kv_cache_dtype}),
                 *_flags({"device": device, "tensor-parallel-size": tensor_parallel_size, "mode": mode}),
                 *_flags({"max-context": max_context, "metrics-names": metrics_names}),
                 *(part for module in lora_modules or () for part in ("--lora-modules", module)),

@@ -30,6 +30,7 @@ ARGUMENTS: Final[Mapping[str, Argument]] = {
     "max_num_seqs": Argument("--max-running", int, 1, 4096),
     "block_size": Argument("--page-size", int, 1, 64),
     "num_gpu_blocks_override": Argument("--num-pages", int, 1),
+    "kv_cache_dtype": Argument("--kv-cache-dtype", str),
     "enable_prefix_caching": Argument("--prefix-cache", bool),
 }
 
@@ -45,7 +46,6 @@ UNOFFERED: Final[Mapping[str, tuple[Any, ...]]] = {
     "download_dir": (None,),
     "load_format": ("auto", "safetensors"),
     "quantization": (None,),
-    "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0, 0.0),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),

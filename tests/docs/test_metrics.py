@@ -37,7 +37,9 @@ def gateway() -> dict[str, str]:
 
 def verify() -> dict[str, str]:
     registry = CollectorRegistry()
-    VerifyMetrics(registry).watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6, 0.25, (DRAFTER,)))
+    metrics = VerifyMetrics(registry)
+    metrics.watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6, 0.25, (DRAFTER,)))
+    metrics.cache_config("bfloat16", 16, 100)
     return offered(registry)
 
 

@@ -59,6 +59,16 @@ def test_none_means_plain_decoding() -> None:
     [
         (("--page-size", "65"), "--page-size: should be less than or equal to 64, got '65'"),
         (("--max-nodes", "0"), "--max-nodes: "),
+        (("--kv-cache-dtype", "fp4"), "--kv-cache-dtype: "),
+        (("--kv-cache-dtype", "bfloat16"), "--kv-cache-dtype is bfloat16; here kernels take auto, float32 or fp8"),
+        (
+            ("--kv-cache-dtype", "float32", "--device", "cuda"),
+            "--kv-cache-dtype is float32; here kernels take auto, bfloat16 or fp8",
+        ),
+        (
+            ("--kv-cache-dtype", "fp8", "--device", "cuda", "--mode", "fast", "--attention", "flashinfer"),
+            "--attention flashinfer reads no --kv-cache-dtype fp8",
+        ),
         (("--draft-deadline-ms", "nan"), "--draft-deadline-ms: "),
         (("--device", "tpu"), "--device"),
         (("--device", "cuda:x"), "--device"),

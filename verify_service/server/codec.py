@@ -193,6 +193,7 @@ def encode_info(
         adapters=None if adapters is None else _adapters(adapters),
         max_adapters=facts.max_adapters,
         max_adapter_rank=facts.max_adapter_rank,
+        kv_cache_dtype=facts.kv_cache_dtype,
     ).SerializeToString()
 
 

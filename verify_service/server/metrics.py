@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -55,6 +55,11 @@ class VerifyMetrics:
     def watch(self, loop: Callable[[], LoopState], link: Callable[[], LinkState]) -> None:
         """Publish the counters of the loop and of the draft link from now on."""
         self._registry.register(_Counters(loop, link, self._positions))
+
+    def cache_config(self, dtype: str, page_size: int, num_pages: int) -> None:
+        """How keys and values are held, once that is settled."""
+        info = Info("slipstream_cache_config", "How keys and values are held.", registry=self._registry)
+        info.info({"cache_dtype": dtype, "page_size": str(page_size), "num_pages": str(num_pages)})
 
     def draft_wait(self, seconds: float) -> None:
         """A step has waited for trees."""

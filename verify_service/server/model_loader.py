@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.checkpoint.cache_scales import kv_form
 from slipstream_kernels.models.checkpoint.fingerprint import Fingerprint, fingerprint
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.invariance import probe_row_invariance
+from slipstream_kernels.models.kv_form import KVForm
 from verify_service.config import VerifySettings
 from verify_service.model_runner.factory import TargetModel
 from verify_service.server.memory_plan import check_feature_memory, plan_memory
@@ -34,6 +36,7 @@ class Loaded:
     fingerprint: Fingerprint
     num_pages: int
     max_context: int
+    kv_cache_dtype: str
 
 
 def load(settings: VerifySettings) -> Loaded:
@@ -46,13 +49,15 @@ def load(settings: VerifySettings) -> Loaded:
     _log.info("loading %s", settings.model)
     max_context = _checked_context(settings)
     alone_on_cpu = settings.on_cpu and settings.tensor_parallel_size == 1
-    model, num_pages = (_load_cpu if alone_on_cpu else _load_gpu_model)(settings, max_context)
+    form = kv_form(settings.model, ModelConfig.from_folder(settings.model), settings.kv_cache_dtype)
+    model, num_pages = (_load_cpu if alone_on_cpu else _load_gpu_model)(settings, max_context, form)
     warm_up(model, settings.engine_config(num_pages))
     if settings.mode == "exact" and not _keeps_bits(model):
         raise FailedPreconditionError(
             f"on device {settings.device!r} a row's bits depend on its neighbours: exact mode cannot be kept here"
         )
-    return Loaded(model, fingerprint(settings.model), num_pages, max_context)
+    dtype = form.name("float32" if alone_on_cpu else "bfloat16")
+    return Loaded(model, fingerprint(settings.model), num_pages, max_context, dtype)
 
 
 def _checked_context(settings: VerifySettings) -> int:
@@ -69,8 +74,8 @@ def _checked_context(settings: VerifySettings) -> int:
     return settings.max_context or longest
 
 
-def _load_cpu(settings: VerifySettings, max_context: int) -> tuple[CausalLM, int]:
-    model = CausalLM.load(settings.model, device=settings.device, threads=settings.threads)
+def _load_cpu(settings: VerifySettings, max_context: int, form: KVForm) -> tuple[CausalLM, int]:
+    model = CausalLM.load(settings.model, device=settings.device, threads=settings.threads, kv_form=form)
     plan = plan_memory(
         num_pages=settings.num_pages,
         page_size=settings.page_size,
@@ -80,12 +85,14 @@ def _load_cpu(settings: VerifySettings, max_context: int) -> tuple[CausalLM, int
         max_nodes=settings.max_nodes,
         feature_bytes=settings.feature_bytes,
     )
-    _log.info("memory: %s", plan)
+    _log.info("memory: %s; KV cache in %s", plan, form.name("float32"))
     return model, plan.num_pages
 
 
-def _load_gpu_model(settings: VerifySettings, max_context: int) -> tuple[TargetModel, int]:
+def _load_gpu_model(settings: VerifySettings, max_context: int, form: KVForm) -> tuple[TargetModel, int]:
     """The GPU's engine; on the CPU, where only ranks of a shared model need it, it is made of the ops' twins."""
+    if form.fp8:
+        raise FailedPreconditionError(f"--kv-cache-dtype {settings.kv_cache_dtype}: fp8 needs --device cpu")
     _check_triton(settings)
     if not settings.on_cpu:
         _check_cuda(settings)

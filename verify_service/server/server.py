@@ -158,6 +158,7 @@ def _start(
     loop = VerifyLoop(loaded.model, engine, link, Sink(verify.sink, verify.tell_started, verify.tell_cached), grammars)
     loop.adapters.on_change = verify.tell_adapters
     metrics.watch(loop.state, link.state)
+    metrics.cache_config(loaded.kv_cache_dtype, settings.page_size, loaded.num_pages)
     end_with_thread(THREAD_NAME)
     loop.start()
     if settings.hang_seconds:
@@ -224,4 +225,5 @@ def _facts(settings: VerifySettings, loaded: Loaded) -> ServerInfo:
         gpu_uuid=settings.gpu_uuid,
         max_adapters=settings.adapter_slots,
         max_adapter_rank=settings.max_lora_rank,
+        kv_cache_dtype=loaded.kv_cache_dtype,
     )

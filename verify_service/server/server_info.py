@@ -30,3 +30,4 @@ class ServerInfo:
     gpu_uuid: str = ""
     max_adapters: int = 0
     max_adapter_rank: int = 0
+    kv_cache_dtype: str = ""

@@ -44,6 +44,7 @@ def define(signature: Any, emit: Callable[..., Any], parameters: int) -> Callabl
         5: lambda context, a, b, c, d, e: (signature, codegen),
         6: lambda context, a, b, c, d, e, f: (signature, codegen),
         7: lambda context, a, b, c, d, e, f, g: (signature, codegen),
+        8: lambda context, a, b, c, d, e, f, g, h: (signature, codegen),
     }
     return cast("Callable[..., Any]", intrinsic(typers[parameters]))
 
@@ -195,6 +196,10 @@ def _widened(builder: Any, values: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(values[0], I32), ir.Constant(I32, 16)), F32)
 
 
+def _float_bits(builder: Any, values: Any) -> Any:
+    return builder.bitcast(values[0], I32)
+
+
 _i64, _f32 = types.int64, types.float32
 
 atomic_add: Callable[[int, int], int] = define(_i64(_i64, _i64), _atomic_add, 2)
@@ -211,6 +216,8 @@ dot: Callable[[int, int, int], float] = define(_f32(_i64, _i64, _i64), _dot, 3)
 """Inner product of float32 arrays (addresses, size a positive multiple of 16): 16 chains of fma, then `lane_sum`."""
 widened: Callable[[int], float] = define(_f32(types.uint16), _widened, 1)
 """The float32 equal to the bfloat16 of the given bits."""
+float_bits: Callable[[float], int] = define(types.uint32(_f32), _float_bits, 1)
+"""The bits of a float32."""
 largest: Callable[[int, int], float] = define(_f32(_i64, _i64), _largest, 2)
 """Largest of a float32 array (address, size a positive multiple of 16); NaN counts as infinity."""
 total: Callable[[int, int], float] = define(_f32(_i64, _i64), _total, 2)

@@ -3,13 +3,14 @@
 A row's result is a function of its query and of the keys and values at its positions, in that order. Where they are
 stored, the page size, the other rows and the chunks they came in never matter: scores are computed one by one, the
 maximum is exact, and sums run over positions in 16 chains (position modulo 16) for the weights and in one chain for
-the values. Slots that a row does not attend to are never read.
+the values. Slots that a row does not attend to are never read. Rows of `kv_codes` give the bits of
+the numbers for which they stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,40 +22,52 @@ from slipstream_kernels.jit.compiler import kernel
 from slipstream_kernels.jit.intrinsics import largest, pointer_f32, pointer_i32, total
 from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.elementary import exp
+from slipstream_kernels.ops.kv_cache.host_rows import load_decoded, load_scale
 from slipstream_kernels.ops.soft_cap import soft_cap
 
 _TOGETHER = 8
 """Positions whose scores are computed side by side."""
 
 
-def _slot_row(builder: Any, base: Any, slots: Any, index: Any, head_dim: Any) -> Any:
-    """Address of the vector of the slot at `slots[index]`."""
+class _Row(NamedTuple):
+    """A slot's vector in the midst of a kernel: its address and, of codes, its scale in every lane."""
+
+    address: Any
+    scale: Any
+
+    def load(self, builder: Any, index: Any) -> Any:
+        """The vector's elements from `index` on."""
+        if self.scale is None:
+            return llvm.load_vector(builder, self.address, index)
+        return load_decoded(builder, self.address, index, self.scale)
+
+
+def _slot_row(builder: Any, base: Any, scales: Any, slots: Any, index: Any, head_dim: Any, *, coded: bool) -> _Row:
+    """The vector of the slot at `slots[index]`, of float32, or of codes whose scales are at `scales`."""
     slot = builder.sext(builder.load(llvm.pointer(builder, slots, llvm.I32, index)), llvm.I64)
-    return builder.add(base, builder.mul(slot, builder.mul(head_dim, llvm.constant(4))))
+    size = head_dim if coded else builder.mul(head_dim, llvm.constant(4))
+    return _Row(builder.add(base, builder.mul(slot, size)), load_scale(builder, scales, slot) if coded else None)
 
 
-def _scores(vectors: int) -> Callable[[int, int, int, int, int, int, int], None]:
-    """Intrinsic (query, keys, slots, count, head_dim, out, 0): out[i] = query . keys[slots[i]].
+def _scores(vectors: int, *, coded: bool) -> Callable[[int, int, int, int, int, int, int], None]:
+    """Intrinsic (query, keys, slots, count, head_dim, out, scales): out[i] = query . keys[slots[i]].
 
     head_dim is a multiple of 16 times `vectors`, which only unrolls: lane l of a product sums dimensions l, l + 16, ..
     in one chain.
     """
 
     def emit(builder: Any, values: Any) -> None:
-        query, keys, slots, count, head_dim, out, _ = values
+        query, keys, slots, count, head_dim, out, scales = values
 
         def positions(first: Any, _carried: list[Any]) -> list[Any]:
             indices = [builder.add(first, llvm.constant(i)) for i in range(_TOGETHER)]
-            rows = [_slot_row(builder, keys, slots, index, head_dim) for index in indices]
+            rows = [_slot_row(builder, keys, scales, slots, index, head_dim, coded=coded) for index in indices]
 
             def products(start: Any, sums: list[Any]) -> list[Any]:
                 for vector in range(vectors):
                     k = builder.add(start, llvm.constant(vector * llvm.LANES))
                     q = llvm.load_vector(builder, query, k)
-                    sums = [
-                        llvm.fma(builder, q, llvm.load_vector(builder, row, k), s)
-                        for row, s in zip(rows, sums, strict=True)
-                    ]
+                    sums = [llvm.fma(builder, q, row.load(builder, k), s) for row, s in zip(rows, sums, strict=True)]
                 return sums
 
             sums = llvm.loop(builder, head_dim, vectors * llvm.LANES, [llvm.zero_vector()] * _TOGETHER, products)
@@ -67,30 +80,32 @@ def _scores(vectors: int) -> Callable[[int, int, int, int, int, int, int], None]
     return llvm.define(types.void(*[types.int64] * 7), emit, 7)
 
 
-def _weighted_sum(vectors: int) -> Callable[[int, int, int, int, int, int, int], None]:
-    """Intrinsic (weights, values, slots, count, head_dim, out, column): out[:16 * vectors] = sum of weighted rows."""
+def _weighted_sum(vectors: int, *, coded: bool) -> Callable[[int, int, int, int, int, int, int, int], None]:
+    """Intrinsic (weights, values, slots, count, head_dim, out, column, scales).
+
+    out[:16 * vectors] = sum of weighted rows.
+    """
 
     def emit(builder: Any, values: Any) -> None:
-        weights, rows, slots, count, head_dim, out, column = values
+        weights, rows, slots, count, head_dim, out, column, scales = values
 
         def position(index: Any, sums: list[Any]) -> list[Any]:
             weight = llvm.splat(builder, builder.load(llvm.pointer(builder, weights, llvm.F32, index), align=4))
-            row = _slot_row(builder, rows, slots, index, head_dim)
+            row = _slot_row(builder, rows, scales, slots, index, head_dim, coded=coded)
             parts = [builder.add(column, llvm.constant(llvm.LANES * i)) for i in range(vectors)]
-            return [
-                llvm.fma(builder, weight, llvm.load_vector(builder, row, part), s)
-                for part, s in zip(parts, sums, strict=True)
-            ]
+            return [llvm.fma(builder, weight, row.load(builder, part), s) for part, s in zip(parts, sums, strict=True)]
 
         sums = llvm.loop(builder, count, 1, [llvm.zero_vector()] * vectors, position)
         for i, vector in enumerate(sums):
             llvm.store_vector(builder, vector, out, builder.add(column, llvm.constant(llvm.LANES * i)))
 
-    return llvm.define(types.void(*[types.int64] * 7), emit, 7)
+    return llvm.define(types.void(*[types.int64] * 8), emit, 8)
 
 
-_scores_1, _scores_4 = _scores(1), _scores(4)
-_weighted_sum_1, _weighted_sum_4, _weighted_sum_8 = _weighted_sum(1), _weighted_sum(4), _weighted_sum(8)
+_scores_1, _scores_4 = (_scores(vectors, coded=False) for vectors in (1, 4))
+_weighted_sum_1, _weighted_sum_4, _weighted_sum_8 = (_weighted_sum(vectors, coded=False) for vectors in (1, 4, 8))
+_coded_scores = _scores(1, coded=True)
+_coded_sum_1, _coded_sum_4 = (_weighted_sum(vectors, coded=True) for vectors in (1, 4))
 
 
 @kernel
@@ -148,6 +163,13 @@ def _softmax(weights: int, count: int, scale: Any, cap: Any, sink: Any) -> Any:
 
 
 @kernel
+def _normalise(out: int, size: int, share: Any) -> None:
+    target = pointer_f32(out)
+    for i in range(size):
+        target[i] *= share
+
+
+@kernel
 def attend(
     query: int, keys: int, values: int, slots: int, count: int, head_dim: int, scale: Any, cap: Any, sink: Any,
     weights: int, out: int,
@@ -168,17 +190,37 @@ def attend(
     column = 0
     while column < head_dim:
         if head_dim - column >= 128:
-            _weighted_sum_8(weights, values, slots, count, head_dim, out, column)
+            _weighted_sum_8(weights, values, slots, count, head_dim, out, column, 0)
             column += 128
         elif head_dim - column >= 64:
-            _weighted_sum_4(weights, values, slots, count, head_dim, out, column)
+            _weighted_sum_4(weights, values, slots, count, head_dim, out, column, 0)
             column += 64
         else:
-            _weighted_sum_1(weights, values, slots, count, head_dim, out, column)
+            _weighted_sum_1(weights, values, slots, count, head_dim, out, column, 0)
             column += 16
-    target = pointer_f32(out)
-    for i in range(head_dim):
-        target[i] *= share
+    _normalise(out, head_dim, share)
+
+
+@kernel
+def attend_coded(
+    query: int, keys: int, key_scales: int, values: int, value_scales: int, slots: int, count: int, head_dim: int,
+    scale: Any, cap: Any, sink: Any, weights: int, out: int,
+) -> None:  # fmt: skip
+    """As `attend`, of codes [slots, head_dim] and bfloat16 scales [slots] of the head's keys and values.
+
+    Bits are those of `attend` over the numbers that the codes stand for.
+    """
+    _coded_scores(query, keys, slots, count, head_dim, weights, key_scales)
+    share = _softmax(weights, count, scale, cap, sink)
+    column = 0
+    while column < head_dim:
+        if head_dim - column >= 64:
+            _coded_sum_4(weights, values, slots, count, head_dim, out, column, value_scales)
+            column += 64
+        else:
+            _coded_sum_1(weights, values, slots, count, head_dim, out, column, value_scales)
+            column += 16
+    _normalise(out, head_dim, share)
 
 
 @kernel

@@ -99,8 +99,9 @@ class CpuBackend:
             fault = _bind(
                 self._args,
                 self._board,
-                cache.keys,
-                cache.values,
+                cache.addresses,
+                cache.form.fp8,
+                cache.num_slots,
                 cache.num_pages,
                 cache.page_size,
                 self._config.vocab_size,
@@ -324,8 +325,9 @@ def _fault(
 def _bind(
     args: npt.NDArray[Any],
     board: npt.NDArray[np.uint8],
-    keys: npt.NDArray[np.float32],
-    values: npt.NDArray[np.float32],
+    store: npt.NDArray[np.int64],
+    coded: bool,
+    slots: int,
     num_pages: int,
     page_size: int,
     vocab_size: int,
@@ -336,13 +338,14 @@ def _bind(
     logits: npt.NDArray[np.float32],
 ) -> int:
     """Check a batch and write it into the job's arguments; returns an index into `_FAULTS`."""
-    fault = _fault(batch, vocab_size, context, keys.shape[2], num_pages, page_size, loaded)
+    fault = _fault(batch, vocab_size, context, slots, num_pages, page_size, loaded)
     if fault:
         return fault
     board[:] = 0
     a = args[0]
     a.board = address_u8(board)
-    a.keys, a.values, a.num_slots, a.page_size = address_f32(keys), address_f32(values), keys.shape[2], page_size
+    a.keys, a.values, a.key_scales, a.value_scales, a.fixed_scales = store[0], store[1], store[2], store[3], store[4]
+    a.coded, a.num_slots, a.page_size = coded, slots, page_size
     a.rows, a.token_ids, a.positions = len(batch.token_ids), address_i32(batch.token_ids), address_i32(batch.positions)
     a.write_slots, a.page_lines = address_i32(batch.write_slots), address_i32(batch.page_lines)
     a.prefix_lengths, a.num_ancestors = address_i32(batch.prefix_lengths), address_i32(batch.num_ancestors)

@@ -19,6 +19,7 @@ from slipstream_kernels.models.cpu.backend import CpuBackend
 from slipstream_kernels.models.cpu.host_memory import available_bytes
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
 from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.models.kv_form import FLOAT, KVForm
 
 _BACKENDS = {"cpu": CpuBackend}
 
@@ -26,24 +27,34 @@ _BACKENDS = {"cpu": CpuBackend}
 class CausalLM:
     """A decoder of the Llama family. Rows of a pass never influence one another beyond the KV they share."""
 
-    __slots__ = ("_backend", "config")
+    __slots__ = ("_backend", "config", "kv_form")
 
-    def __init__(self, config: ModelConfig, backend: CpuBackend) -> None:
+    def __init__(self, config: ModelConfig, backend: CpuBackend, kv_form: KVForm = FLOAT) -> None:
         self.config = config
+        self.kv_form = kv_form
         self._backend = backend
 
     @classmethod
-    def load(cls, path: Path, *, device: str = "cpu", threads: int = 2, scored: torch.Tensor | None = None) -> CausalLM:
+    def load(
+        cls,
+        path: Path,
+        *,
+        device: str = "cpu",
+        threads: int = 2,
+        scored: torch.Tensor | None = None,
+        kv_form: KVForm = FLOAT,
+    ) -> CausalLM:
         """Read a Hugging Face folder. Raises CheckpointError, or ValueError for an unknown device.
 
-        scored: int64 [entries], the only tokens that a pass gives logits of, in this order; None: all.
+        scored: int64 [entries], the only tokens that a pass gives logits of, in this order; None: all. kv_form: how
+        caches of the model hold keys and values.
         """
         if device not in _BACKENDS:
             raise ValueError(f"device is {device!r}, supported are {', '.join(_BACKENDS)}")
         config = ModelConfig.from_folder(path)
         _check_memory(path, config)
         tell(path, config)
-        return cls(config, _BACKENDS[device](config, load_weights(path, config), threads, scored))
+        return cls(config, _BACKENDS[device](config, load_weights(path, config), threads, scored), kv_form)
 
     @property
     def team(self) -> Team:
@@ -59,11 +70,13 @@ class CausalLM:
             num_pages=num_pages,
             page_size=page_size,
             scratch_slots=scratch_slots,
+            form=self.kv_form,
         )
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values of one slot."""
-        return 8 * self.config.num_layers * self.config.kv_size
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * self.kv_form.row_bytes(config.head_dim, 4)
 
     def forward(self, cache: PagedKV, rows: RowBatch, capture: Capture | None = None) -> npt.NDArray[np.float32]:
         """Write the rows' keys and values into `cache`; float32 logits [len(logit_rows), entries].

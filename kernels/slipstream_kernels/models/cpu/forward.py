@@ -13,13 +13,14 @@ from slipstream_kernels.models.cpu import adapter_layers, expert_layers
 from slipstream_kernels.models.cpu.adapter_layers import DOWN, GATE_UP, QKV, O, adapt
 from slipstream_kernels.models.cpu.expert_layers import EXPERT_PHASES, MATRIX, compute_experts
 from slipstream_kernels.ops.gelu_mul import gelu_mul_row
+from slipstream_kernels.ops.kv_cache.host_rows import encode_row
 from slipstream_kernels.ops.linear import linear_tasks
 from slipstream_kernels.ops.quantised_linear import weight_task
 from slipstream_kernels.ops.rms_norm import rms_norm_row
 from slipstream_kernels.ops.rotary import rotate_head
 from slipstream_kernels.ops.silu_mul import silu_mul_row
 from slipstream_kernels.ops.soft_cap import soft_cap_row
-from slipstream_kernels.ops.tree_attention import attend, list_slots
+from slipstream_kernels.ops.tree_attention import attend, attend_coded, list_slots
 
 SIZES = (
     "hidden", "hidden_stride", "intermediate", "gate_up_stride", "layers", "heads", "kv_heads", "head_dim",
@@ -43,7 +44,8 @@ BUFFERS = ("x", "branch", "normed", "qkv_out", "attended", "gate_up_out", "activ
 is what attention or feed-forward layer add to x, where it is not added at once."""
 ROOM = ("decode_room", "decode_stride")
 """Address of the threads' room for decoded weights, and the bytes of each."""
-CACHE = ("keys", "values", "num_slots", "page_size")
+CACHE = ("keys", "values", "key_scales", "value_scales", "fixed_scales", "coded", "num_slots", "page_size")
+"""coded: whether the addresses are those of codes and of their scales, see `PagedKV`."""
 PLAN = (
     "rows", "token_ids", "positions", "write_slots", "page_lines", "prefix_lengths", "ancestor_slots",
     "ancestor_width", "num_ancestors", "page_table", "pages", "logit_rows", "num_logit_rows", "logits",
@@ -168,11 +170,18 @@ def _place_row(a: Any, layer: int, row: int) -> None:
     for head in range(a.kv_heads):
         if a.k_norm != 0:
             rms_norm_row(k + head * size, a.k_norm + layer * size, a.head_dim, a.eps, k + head * size)
-        place = ((layer * a.kv_heads + head) * a.num_slots + slot) * size
-        rotate_head(k + head * size, table, a.head_dim, a.keys + place)
-        source, target = pointer_f32(v + head * size), pointer_f32(a.values + place)
-        for i in range(a.head_dim):
-            target[i] = source[i]
+        place = (layer * a.kv_heads + head) * a.num_slots + slot
+        if a.coded:
+            rotate_head(k + head * size, table, a.head_dim, k + head * size)
+            fixed = pointer_f32(a.fixed_scales + layer * 8)
+            key, value = a.keys + place * a.head_dim, a.values + place * a.head_dim
+            pointer_u16(a.key_scales)[place] = np.uint16(encode_row(k + head * size, a.head_dim, fixed[0], key))
+            pointer_u16(a.value_scales)[place] = np.uint16(encode_row(v + head * size, a.head_dim, fixed[1], value))
+        else:
+            rotate_head(k + head * size, table, a.head_dim, a.keys + place * size)
+            source, target = pointer_f32(v + head * size), pointer_f32(a.values + place * size)
+            for i in range(a.head_dim):
+                target[i] = source[i]
 
 
 @kernel
@@ -198,14 +207,22 @@ def _attention(a: Any, phase: int, layer: int, scratch: int) -> None:
         path = a.ancestor_slots + row * a.ancestor_width * 4
         prefix, ancestors = pointer_i32(a.prefix_lengths)[row], pointer_i32(a.num_ancestors)[row]
         count = list_slots(line, a.page_size, prefix, path, ancestors, window, scratch)
-        store = (layer * a.kv_heads + head // (a.heads // a.kv_heads)) * a.num_slots * size
+        store = (layer * a.kv_heads + head // (a.heads // a.kv_heads)) * a.num_slots
         query = a.qkv_out + (row * a.qkv_stride + head * a.head_dim) * 4
         out = a.attended + (row * a.heads + head) * size
         sink = pointer_f32(a.sinks)[layer * a.heads + head] if a.sinks != 0 else np.float32(-np.inf)
-        attend(
-            query, a.keys + store, a.values + store, scratch, count, a.head_dim, a.attention_scale, a.attention_cap,
-            sink, scratch + a.slots_room * 4, out,
-        )  # fmt: skip
+        weights = scratch + a.slots_room * 4
+        if a.coded:
+            codes = store * a.head_dim
+            attend_coded(
+                query, a.keys + codes, a.key_scales + store * 2, a.values + codes, a.value_scales + store * 2,
+                scratch, count, a.head_dim, a.attention_scale, a.attention_cap, sink, weights, out,
+            )  # fmt: skip
+        else:
+            attend(
+                query, a.keys + store * size, a.values + store * size, scratch, count, a.head_dim, a.attention_scale,
+                a.attention_cap, sink, weights, out,
+            )  # fmt: skip
         finish(a.board, phase)
         task = claim(a.board, phase)
     complete(a.board, phase, tasks)

@@ -6,7 +6,7 @@ Source: compressed-tensors 0.20, quantization/quant_config.py and quant_args.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, section, shown
 from slipstream_kernels.models.checkpoint.quantisation.module_patterns import names
@@ -55,10 +55,20 @@ def read_compressed_tensors(fields: Mapping[str, Any], name: str) -> Quantisatio
             )
         if group.get("output_activations"):
             raise CheckpointError(f"config.json: {where}.output_activations is set, which is not supported")
-    if fields.get("kv_cache_scheme"):
+    cache = _cache(section(fields, "kv_cache_scheme"))
+    if cache is None and fields.get("kv_cache_scheme"):
         notices.append(f"keys and values are held as ever: config.json asks for fewer bits ({name}.kv_cache_scheme)")
     ignored = Rule(names(fields.get("ignore"), f"{name}.ignore"), None)
-    return Quantisation("compressed-tensors", (ignored, *by_name, *by_class), tuple(dict.fromkeys(notices)))
+    rules = ignored, *by_name, *by_class
+    return Quantisation("compressed-tensors", rules, tuple(dict.fromkeys(notices)), cache=cache)
+
+
+def _cache(scheme: Mapping[str, Any]) -> Literal["static", "dynamic"] | None:
+    """How keys and values are to be held; None: as ever, also where that is not what is asked for."""
+    found = [scheme.get(key) for key in ("type", "num_bits")]
+    if found != ["float", 8] or scheme.get("strategy") not in (None, "tensor") or scheme.get("symmetric") is False:
+        return None
+    return "dynamic" if scheme.get("dynamic") is True else "static"
 
 
 def _refuse_others(fields: Mapping[str, Any], name: str) -> None:

@@ -69,13 +69,15 @@ class Quantisation:
     """What config.json says. The first rule that covers a module counts.
 
     notices: where the model is served otherwise than the file says, a line each. of_experts: experts alone are
-    quantised, in the layout of `mxfp4`.
+    quantised, in the layout of `mxfp4`. cache: keys and values are of 8 bits, e4m3, with scales that the files have, or
+    that follow from each row; None: they are not.
     """
 
     method: str
     rules: tuple[Rule, ...]
     notices: tuple[str, ...] = ()
     of_experts: bool = False
+    cache: Literal["static", "dynamic"] | None = None
 
     def scheme_of(self, module: str) -> WeightScheme | None:
         """How the weight of a linear module is quantised; None: it is not."""
