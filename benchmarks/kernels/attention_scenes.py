@@ -7,7 +7,7 @@ many ways. Whatever a pass does not own is NaN: unused slots, entries of partial
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from slipstream_kernels.ops.gpu import tree_attention as tree
 from slipstream_kernels.ops.gpu import tree_leaves
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, attention_partials
 from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
+from slipstream_kernels.ops.kv_cache.kv_codes import Fp8Rows, KVRows, decode, encode
 from slipstream_kernels.token_tree import MAX_ROWS
 
 Tokens = npt.NDArray[np.int64]
@@ -82,8 +83,8 @@ class Pass:
     """Tensors of one pass, as the ops take them."""
 
     q: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: KVRows
+    values: KVRows
     page_table: torch.Tensor
     page_size: int
     lines: torch.Tensor
@@ -98,6 +99,25 @@ class Pass:
     """(first row, rows, line, first position) of prefills"""
     form: AttentionForm
     sinks: torch.Tensor | None = None
+
+    def in_codes(self, fixed: tuple[float, float] = (0.0, 0.0)) -> tuple[Pass, Pass]:
+        """The pass over codes of its bfloat16 keys and values, and over the numbers for which these stand."""
+        coded, plain = [], []
+        for rows, scale in zip(self.bfloat16, fixed, strict=True):
+            codes, scales = encode(rows, scale)
+            coded.append(Fp8Rows(codes, scales, scale))
+            plain.append(decode(codes, scales))
+        return (
+            replace(self, keys=coded[0], values=coded[1]),
+            replace(self, keys=plain[0], values=plain[1]),
+        )
+
+    @property
+    def bfloat16(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a pass that is not in codes."""
+        assert isinstance(self.keys, torch.Tensor)
+        assert isinstance(self.values, torch.Tensor)
+        return self.keys, self.values
 
     @property
     def group(self) -> int:

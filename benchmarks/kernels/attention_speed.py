@@ -20,6 +20,7 @@ from slipstream_kernels.ops.gpu.prefix_attention import PROGRAMS, STAGES, prefix
 from slipstream_kernels.ops.gpu.tail_attention import tail_attention
 from slipstream_kernels.ops.gpu.tree_attention import STAGES as TREE_STAGES
 from slipstream_kernels.ops.gpu.tree_attention import tree_attention
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 from slipstream_kernels.token_tree import MAX_ROWS
 
 DEVICE = "cuda"
@@ -126,9 +127,15 @@ def decode_speed(
     width: int = 8,
     uneven: bool = False,
     variants: bool = False,
+    coded: bool = False,
 ) -> SpeedRow:
-    """Both kernels of a decode step or a tree, together and each alone, and the one that does without states."""
+    """Both kernels of a decode step or a tree, together and each alone, and the one that does without states.
+
+    coded: keys and values are held in 8 bits.
+    """
     passes = random_passes(batch, context, nodes=nodes, width=width, uneven=uneven)
+    if coded:
+        passes = [one.in_codes()[0] for one in passes]
     columns = 64
     out = torch.empty_like(passes[0].q)
     partials = passes[0].partials()
@@ -172,7 +179,8 @@ def decode_speed(
         for stages in ((3, 4, 7) if variants and nodes else ())
     }
     seconds = graph_time(both) / len(passes)
-    moved = 2 * sum(length for *_, length in passes[0].spans) * KV_HEADS * HEAD_DIM * 2
+    row_bytes = HEAD_DIM + 4 if coded else 2 * HEAD_DIM
+    moved = 2 * sum(length for *_, length in passes[0].spans) * KV_HEADS * row_bytes
     return SpeedRow(
         name,
         seconds * 1e6,
@@ -204,7 +212,7 @@ def prefill_speed(name: str, context: int) -> SpeedRow:
         for columns, stages in ((64, 3), (64, 5), (128, 2), (128, 3), (128, 5), (128, 7))
     }
     q = passes[0].q.transpose(0, 1)[None]
-    k, v = (tensor[None, :, :context] for tensor in (passes[0].keys, passes[0].values))
+    k, v = (tensor[None, :, :context] for tensor in passes[0].bfloat16)
     seconds = graph_time(run) / len(passes)
     rates = work / seconds / 1e12, work / graph_time(library) / 1e12
     return SpeedRow(name, seconds * 1e6, rate=rates[0], torch_rate=rates[1], variants=tried)
@@ -239,7 +247,7 @@ def measure_speed() -> list[SpeedRow]:
     ]
 
 
-def _kv(one: Pass) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def _kv(one: Pass) -> tuple[torch.Tensor, KVRows, KVRows, torch.Tensor, int]:
     return one.q, one.keys, one.values, one.page_table, one.page_size
 
 

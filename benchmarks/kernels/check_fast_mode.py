@@ -208,7 +208,7 @@ def their_passes(
     def run() -> None:
         attention.gather()
         for one in passes:
-            attention.run(one.q, one.keys, one.values, out)
+            attention.run(one.q, *one.bfloat16, out)
 
     return run
 

@@ -14,6 +14,7 @@ from slipstream.generation_types import FinishReason
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, twins
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
+from slipstream_kernels.models.kv_form import FLOAT, KVForm
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from support.request_mix import Expected
 from verify_service.core.engine_config import EngineConfig
@@ -28,12 +29,13 @@ class TwinModel(GpuModel):
         return [(1, 1, 1e-3), (1, 64, 1.2e-3)]
 
 
-def twin_target(folder: Path, ops: Callable[[], Ops] = twins) -> Callable[[EngineConfig], GpuModel]:
+def twin_target(folder: Path, ops: Callable[[], Ops] = twins, kv: KVForm = FLOAT) -> Callable[[EngineConfig], GpuModel]:
     """What prepares a model of a folder for an engine; models of equal engines are the same."""
 
     @cache
     def prepare(config: EngineConfig) -> GpuModel:
-        return TwinModel.load(folder, limits_of(config, 4), device="cpu", ops=ops(), progress=False)
+        limits = replace(limits_of(config, 4), kv=kv)
+        return TwinModel.load(folder, limits, device="cpu", ops=ops(), progress=False)
 
     return prepare
 

@@ -40,3 +40,19 @@ def test_every_way_to_run_on_a_cpu_gives_the_same(form: str, tiny_model: Path) -
             assert state.prefix_hit_tokens > 50 and state.drafted_tokens > 100
             assert (state.accepted_tokens > 50) >= (proposer == "oracle")
     assert preemptions > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_way_to_run_on_a_device_gives_the_same(form: str, tiny_model: Path) -> None:
+    """The engine of a GPU, its kernels' twins in torch."""
+    from support.device_reference import device_generate, twin_target  # loads triton
+
+    target = twin_target(tiny_model, kv=FORMS[form])
+    requests = some_requests(0.0, 12)[::2]
+    requests = [replace(one, sampling=replace(one.sampling, logprobs=None)) for one in requests]
+    alone = target(replace(WIDE, max_running=1, step_nodes=0, prefix_cache=False))
+    assert alone.kv.keys.dtype.itemsize == 1
+    expected = [device_generate(alone, one) for one in requests]
+    with running_loop(target, WIDE, drafter("oracle", requests, expected)) as runner:
+        assert_equal(runner.run(requests), expected)
+        assert runner.loop.state().accepted_tokens > 10

@@ -91,8 +91,6 @@ def _load_cpu(settings: VerifySettings, max_context: int, form: KVForm) -> tuple
 
 def _load_gpu_model(settings: VerifySettings, max_context: int, form: KVForm) -> tuple[TargetModel, int]:
     """The GPU's engine; on the CPU, where only ranks of a shared model need it, it is made of the ops' twins."""
-    if form.fp8:
-        raise FailedPreconditionError(f"--kv-cache-dtype {settings.kv_cache_dtype}: fp8 needs --device cpu")
     _check_triton(settings)
     if not settings.on_cpu:
         _check_cuda(settings)
@@ -113,6 +111,7 @@ def _load_gpu_model(settings: VerifySettings, max_context: int, form: KVForm) ->
         boundaries=settings.max_boundaries,
         max_adapters=settings.adapter_slots,
         max_adapter_rank=settings.max_lora_rank,
+        kv=form,
     )
     try:
         model = _load_ranks(settings, limits)
@@ -131,7 +130,7 @@ def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
     size = settings.tensor_parallel_size
     if size == 1:
         forms = ModelConfig.from_folder(settings.model).attention_forms
-        attention = settled_attention(settings.attention, mode=settings.mode, forms=forms)
+        attention = settled_attention(settings.attention, mode=settings.mode, forms=forms, fp8=limits.kv.fp8)
         return GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode, attention=attention)
     model, _ = load_shared(settings.model, limits, device=settings.device, mode=settings.mode, size=size)
     return model

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slipstream_kernels.ops.kv_cache.kv_codes import LARGEST_SCALE, LEAST_SCALE
 
-SCALE_BYTES = 2
+SCALE_BYTES = 4
 """Of a row's scale, beside a byte an element."""
 
 
@@ -14,7 +14,7 @@ SCALE_BYTES = 2
 class KVForm:
     """In the data type that the device's kernels have, or, `fp8`, as codes of 8 bits; see `ops.kv_cache.kv_codes`.
 
-    scales: of each layer those that keys and values are written with, numbers of bfloat16; empty: each row's own.
+    scales: of each layer those that keys and values are written with, numbers of float32; empty: each row's own.
     """
 
     fp8: bool = False

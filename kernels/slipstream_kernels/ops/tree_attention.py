@@ -206,7 +206,7 @@ def attend_coded(
     query: int, keys: int, key_scales: int, values: int, value_scales: int, slots: int, count: int, head_dim: int,
     scale: Any, cap: Any, sink: Any, weights: int, out: int,
 ) -> None:  # fmt: skip
-    """As `attend`, of codes [slots, head_dim] and bfloat16 scales [slots] of the head's keys and values.
+    """As `attend`, of codes [slots, head_dim] and float32 scales [slots] of the head's keys and values.
 
     Bits are those of `attend` over the numbers that the codes stand for.
     """

@@ -10,13 +10,14 @@ def test_names_of_vllm_become_flags_of_the_verify_service():
     given = {
         "served_model_name": "mine", "device": "cpu", "tensor_parallel_size": 2, "gpu_memory_utilization": 0.5,
         "max_model_len": 256, "max_num_seqs": 4, "block_size": 8, "num_gpu_blocks_override": 99,
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": False, "kv_cache_dtype": "fp8",
     }  # fmt: skip
     assert given.keys() == ARGUMENTS.keys()
     settings = VerifySettings(model=".", _cli_parse_args=verify_flags(given | {"dtype": "bfloat16"}))
     assert (settings.model_name, settings.device, settings.tensor_parallel_size) == ("mine", "cpu", 2)
     assert (settings.gpu_memory_utilization, settings.max_context, settings.max_running) == (0.5, 256, 4)
     assert (settings.page_size, settings.num_pages, settings.prefix_cache) == (8, 99, False)
+    assert settings.kv_cache_dtype == "fp8"
 
 
 def test_what_asks_for_nothing_passes():

@@ -29,7 +29,7 @@ _NAMES = {
 def kv_form(folder: Path, config: ModelConfig, dtype: KVDtype) -> KVForm:
     """What `dtype` means for a model. auto: 8 bits where config.json says so and the files have what that needs.
 
-    With 8 bits the files' scales are used, where there are any, rounded to bfloat16; else each row has its own.
+    With 8 bits the files' scales are used, where there are any; else each row has its own.
     Raises CheckpointError where some scales are missing, or are none.
     """
     asked = None if config.quantisation is None else config.quantisation.cache
@@ -72,4 +72,4 @@ def _read_scales(folder: Path, config: ModelConfig) -> tuple[tuple[float, float]
 
 
 def _number(tensor: torch.Tensor) -> float:
-    return float(tensor.bfloat16().item())
+    return float(tensor.float().item())

@@ -175,8 +175,8 @@ def _place_row(a: Any, layer: int, row: int) -> None:
             rotate_head(k + head * size, table, a.head_dim, k + head * size)
             fixed = pointer_f32(a.fixed_scales + layer * 8)
             key, value = a.keys + place * a.head_dim, a.values + place * a.head_dim
-            pointer_u16(a.key_scales)[place] = np.uint16(encode_row(k + head * size, a.head_dim, fixed[0], key))
-            pointer_u16(a.value_scales)[place] = np.uint16(encode_row(v + head * size, a.head_dim, fixed[1], value))
+            pointer_f32(a.key_scales)[place] = encode_row(k + head * size, a.head_dim, fixed[0], key)
+            pointer_f32(a.value_scales)[place] = encode_row(v + head * size, a.head_dim, fixed[1], value)
         else:
             rotate_head(k + head * size, table, a.head_dim, a.keys + place * size)
             source, target = pointer_f32(v + head * size), pointer_f32(a.values + place * size)
@@ -215,7 +215,7 @@ def _attention(a: Any, phase: int, layer: int, scratch: int) -> None:
         if a.coded:
             codes = store * a.head_dim
             attend_coded(
-                query, a.keys + codes, a.key_scales + store * 2, a.values + codes, a.value_scales + store * 2,
+                query, a.keys + codes, a.key_scales + store * 4, a.values + codes, a.value_scales + store * 4,
                 scratch, count, a.head_dim, a.attention_scale, a.attention_cap, sink, weights, out,
             )  # fmt: skip
         else:

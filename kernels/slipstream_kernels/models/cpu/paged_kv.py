@@ -13,7 +13,7 @@ from slipstream_kernels.models.kv_form import FLOAT, KVForm
 class PagedKV:
     """Keys and values, each [layers, kv_heads, slots, head_dim]: float32, or uint8 codes of `kv_codes`.
 
-    key_scales, value_scales: bits of the bfloat16 scales of codes, uint16 [layers, kv_heads, slots]; else of no slots.
+    key_scales, value_scales: scales of codes, float32 [layers, kv_heads, slots]; else of no slots.
     fixed: float32 [layers, 2], the scale that a layer's keys are written with, and its values; 0: each row's own.
 
     Slot ids: page p holds `p * page_size` to `(p + 1) * page_size - 1`; scratch slots follow the pages. Contents are
@@ -48,8 +48,8 @@ class PagedKV:
         dtype: type[np.generic] = np.uint8 if form.fp8 else np.float32
         self.keys: npt.NDArray[np.generic] = aligned_empty(rows, dtype)
         self.values: npt.NDArray[np.generic] = aligned_empty(rows, dtype)
-        self.key_scales: npt.NDArray[np.uint16] = aligned_empty(scales, np.uint16)
-        self.value_scales: npt.NDArray[np.uint16] = aligned_empty(scales, np.uint16)
+        self.key_scales: npt.NDArray[np.float32] = aligned_empty(scales, np.float32)
+        self.value_scales: npt.NDArray[np.float32] = aligned_empty(scales, np.float32)
         self.fixed = np.array(form.scales or [(0, 0)] * layers, np.float32)
         arrays = (self.keys, self.values, self.key_scales, self.value_scales, self.fixed)
         self.addresses = np.array([array.ctypes.data for array in arrays], np.int64)

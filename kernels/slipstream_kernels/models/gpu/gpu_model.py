@@ -194,7 +194,7 @@ class GpuModel:
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values of one slot, on this rank."""
-        return kv_bytes_per_token(self._weights.shard)
+        return kv_bytes_per_token(self._weights.shard, self.limits.kv)
 
     def set_line(
         self,

@@ -22,6 +22,7 @@ from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateS
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.models.kv_form import FLOAT, KVForm
 from slipstream_kernels.ops.attention_form import HEAD_DIMS
 
 _GRAPH_BYTES = 8 << 20
@@ -128,7 +129,7 @@ def plan_memory(
     `plain` adds what `PlainAttention` takes, `graphs` is how many will be captured, `available` is in bytes. Raises
     OutOfDeviceMemoryError.
     """
-    per_token = kv_bytes_per_token(shard)
+    per_token = kv_bytes_per_token(shard, limits.kv)
     buffers = BufferPool(shard, limits, "meta", library=mode == "fast").nbytes
     # As `GpuModel` keeps them: beside the last pass's logits those of the one before it.
     kept_logits = 4 * limits.max_decode_rows * shard.config.vocab_size
@@ -169,9 +170,9 @@ def _most_pages(shard: Shard, limits: GpuLimits) -> int:
     return (slots - limits.scratch_slots) // limits.page_size
 
 
-def kv_bytes_per_token(shard: Shard) -> int:
+def kv_bytes_per_token(shard: Shard, form: KVForm = FLOAT) -> int:
     """Bytes of keys and values of one slot on one rank."""
-    return 4 * shard.config.num_layers * shard.kv_size
+    return 2 * shard.config.num_layers * shard.kv_heads * form.row_bytes(shard.config.head_dim, 2)
 
 
 def available_bytes(device: torch.device, utilization: float) -> int:

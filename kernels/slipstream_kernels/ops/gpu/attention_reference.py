@@ -7,6 +7,7 @@ import math
 import torch
 
 from slipstream_kernels.ops.attention_form import FULL, AttentionForm
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows, rows_at
 
 
 def committed_slots(page_table: torch.Tensor, page_size: int, line: int, begin: int, end: int) -> torch.Tensor:
@@ -17,8 +18,8 @@ def committed_slots(page_table: torch.Tensor, page_size: int, line: int, begin: 
 
 def attend(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     slots: torch.Tensor,
     form: AttentionForm = FULL,
     sinks: torch.Tensor | None = None,
@@ -31,9 +32,9 @@ def attend(
     heads, head_dim = query.shape
     grouped = query.double().view(len(keys), -1, head_dim)
     slots = slots[-form.window :]
-    scores = grouped @ keys[:, slots].double().transpose(1, 2)
+    scores = grouped @ rows_at(keys, slots).double().transpose(1, 2)
     scores = scores * form.scale if form.scale else scores / math.sqrt(head_dim)
     scores = form.cap * torch.tanh(scores / form.cap) if form.cap else scores
     if sinks is not None:
         scores = torch.cat([scores, sinks.double().view(*scores.shape[:2], 1)], -1)
-    return (scores.softmax(-1)[..., : len(slots)] @ values[:, slots].double()).view(heads, head_dim)
+    return (scores.softmax(-1)[..., : len(slots)] @ rows_at(values, slots).double()).view(heads, head_dim)

@@ -20,10 +20,12 @@ import triton
 import triton.language as tl
 
 from slipstream_kernels.ops.attention_form import FULL, HEAD_DIMS, AttentionForm
+from slipstream_kernels.ops.gpu.fp8_rows import numbers_of
 from slipstream_kernels.ops.gpu.launch import dot
 from slipstream_kernels.ops.gpu.position_splits import BLOCK
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.soft_cap import tanh
+from slipstream_kernels.ops.kv_cache.kv_codes import Fp8Rows, KVRows
 
 _BLOCK = tl.constexpr(BLOCK)
 _WIDE, _FEWER_STAGES = 256, 3
@@ -81,14 +83,17 @@ def attention_partials(
     )
 
 
-def check_layout(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, page_table: torch.Tensor) -> None:
+def check_layout(q: torch.Tensor, keys: KVRows, values: KVRows, page_table: torch.Tensor) -> None:
     """Fail where tensors are not laid out as all attention kernels read them."""
     head_dim = q.shape[2]
     assert head_dim in HEAD_DIMS
     assert q.is_contiguous()
     assert keys.shape[2] == head_dim
-    assert keys.stride()[1:] == (head_dim, 1)
-    assert keys.stride() == values.stride()
+    assert (keys.stride(1), keys.stride(2)) == (head_dim, 1)
+    assert keys.stride(0) == values.stride(0)
+    if isinstance(keys, Fp8Rows):
+        assert isinstance(values, Fp8Rows)
+        assert keys.scales.stride(0) == values.scales.stride(0) == keys.stride(0) // head_dim
     assert page_table.stride(1) == 1
 
 
@@ -246,15 +251,29 @@ def load_rows(
     HEAD_DIM: tl.constexpr,
     seen: tl.tensor | None = None,
     FRESH: tl.constexpr = False,
+    scales: tl.tensor | None = None,
+    first_scale: tl.tensor | int = 0,
 ) -> tl.tensor:
-    """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above."""
+    """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above.
+
+    Where there are `scales`, float32 by slot from `first_scale` on, `base` is of codes.
+    """
     addresses = base + slots.to(tl.int64)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     if seen is None:
         rows = tl.load(addresses)
     elif FRESH:
-        rows = tl.load(addresses, mask=seen[:, None], other=0.0, cache_modifier=".cg")
+        rows = tl.load(addresses, mask=seen[:, None], other=0, cache_modifier=".cg")
     else:
-        rows = tl.load(addresses, mask=seen[:, None], other=0.0)
+        rows = tl.load(addresses, mask=seen[:, None], other=0)
+    if scales is not None:
+        scales += first_scale
+        if seen is None:
+            factors = tl.load(scales + slots)
+        elif FRESH:
+            factors = tl.load(scales + slots, mask=seen, other=0.0, cache_modifier=".cg")
+        else:
+            factors = tl.load(scales + slots, mask=seen, other=0.0)
+        rows = numbers_of(rows, factors)
     return rows
 
 

@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows, copy_rows
 
 _NODES = 16
 """Accepted nodes copied at a time."""
@@ -16,7 +18,9 @@ _NODES = 16
 @triton.jit
 def _compact_kv(
     keys: tl.tensor,
+    key_scales: tl.tensor | None,
     values: tl.tensor,
+    value_scales: tl.tensor | None,
     result: tl.tensor,
     deciding: tl.tensor,
     logit_rows: tl.tensor,
@@ -48,6 +52,11 @@ def _compact_kv(
         position = base + order
         page = tl.load(page_table + line.to(tl.int64) * pages + position // page_size, mask=inside, other=0)
         target = page.to(tl.int64) * page_size + position % page_size
+        if key_scales is not None:
+            first_scale = head // HEAD_DIM
+            scale, new = first_scale + source.to(tl.int64), first_scale + target
+            tl.store(key_scales + new, tl.load(key_scales + scale, mask=inside), mask=inside)
+            tl.store(value_scales + new, tl.load(value_scales + scale, mask=inside), mask=inside)
         source = head + source.to(tl.int64)[:, None] * HEAD_DIM + columns
         target = head + target[:, None] * HEAD_DIM + columns
         mask = inside[:, None] & (columns < HEAD_DIM)
@@ -56,8 +65,8 @@ def _compact_kv(
 
 
 def compact_kv(
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     result: torch.Tensor,
     deciding: torch.Tensor,
     logit_rows: torch.Tensor,
@@ -67,16 +76,19 @@ def compact_kv(
 ) -> None:
     """Copy the accepted nodes' keys and values, in all layers, to the page slots of positions base, base + 1, ...
 
-    In place: bfloat16 keys, values [layers, kv_heads, slots, head_dim], contiguous. Inputs, int32: `result` and the
-    `deciding` and `logit_rows` of `tree_walk`; write_slots [rows]; page_table [lines, pages]. The slots read, which are
-    scratch, and the slots written are disjoint.
+    In place: keys, values [layers, kv_heads, slots, head_dim], bfloat16 or codes with their scales, contiguous. Inputs,
+    int32: `result` and the `deciding` and `logit_rows` of `tree_walk`; write_slots [rows]; page_table [lines, pages].
+    The slots read, which are scratch, and the slots written are disjoint.
     """
     layers, kv_heads, _, head_dim = keys.shape
+    k, v = pointers_of(keys), pointers_of(values)
     launch(
         _compact_kv,
         (layers * kv_heads, len(deciding)),
-        keys,
-        values,
+        k.rows,
+        k.scales,
+        v.rows,
+        v.scales,
         result,
         deciding,
         logit_rows,
@@ -92,8 +104,8 @@ def compact_kv(
 
 
 def compact_kv_reference(
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     result: torch.Tensor,
     deciding: torch.Tensor,
     logit_rows: torch.Tensor,
@@ -107,5 +119,5 @@ def compact_kv_reference(
         source = write_slots[logit_rows[first + 1 + nodes].long()].long()
         positions = base + torch.arange(len(nodes), device=nodes.device)
         target = page_table[line, positions // page_size].long() * page_size + positions % page_size
-        keys[:, :, target] = keys[:, :, source]
-        values[:, :, target] = values[:, :, source]
+        copy_rows(keys, source, target)
+        copy_rows(values, source, target)

@@ -30,9 +30,11 @@ from slipstream_kernels.ops.gpu.attention_state import (
     window_start,
     within,
 )
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound
 from slipstream_kernels.ops.gpu.rounding import rounded
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 
 PREFILL_COLUMNS = 64
 """Query rows of a program's tile times heads of a group, at most."""
@@ -50,7 +52,9 @@ _BLOCK = tl.constexpr(BLOCK)
 def _prefill_attention(
     q: tl.tensor,
     keys: tl.tensor,
+    key_scales: tl.tensor | None,
     values: tl.tensor,
+    value_scales: tl.tensor | None,
     page_table: tl.tensor,
     tiles: tl.tensor,
     out: tl.tensor,
@@ -82,6 +86,7 @@ def _prefill_attention(
     pages = page_table + line.to(tl.int64) * pages_stride
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
+    first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
     m, l, o = empty_state(COLUMNS, HEAD_DIM)
     total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM)
@@ -95,8 +100,8 @@ def _prefill_attention(
         position = start + tl.arange(0, _BLOCK)
         # Positions behind the tile's last are read as that one: no weight is given to them.
         slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
-        key = load_rows(keys, slots, HEAD_DIM)
-        value = load_rows(values, slots, HEAD_DIM)
+        key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+        value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
         products = block_products(query, key, CAP)
         if WINDOW:
             products = within(products, position, own, WINDOW)
@@ -140,8 +145,8 @@ def prefill_tiles(
 
 def prefill_attention(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     page_table: torch.Tensor,
     page_size: int,
     tiles: torch.Tensor,
@@ -163,14 +168,17 @@ def prefill_attention(
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
+    k, v = pointers_of(keys), pointers_of(values)
     assert out.is_contiguous()
     assert form.sinks == (sinks is not None)
     launch(
         _prefill_attention,
         (kv_heads, len(tiles)),
         q,
-        keys,
-        values,
+        k.rows,
+        k.scales,
+        v.rows,
+        v.scales,
         page_table,
         tiles,
         out,
@@ -193,8 +201,8 @@ def prefill_attention(
 
 def prefill_attention_reference(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     page_table: torch.Tensor,
     page_size: int,
     tiles: torch.Tensor,

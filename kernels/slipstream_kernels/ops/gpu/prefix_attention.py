@@ -28,6 +28,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     window_start,
     within,
 )
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import (
     BLOCK,
@@ -37,6 +38,7 @@ from slipstream_kernels.ops.gpu.position_splits import (
     start_of_own_block,
     start_of_split,
 )
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows, rows_at
 
 PREFIX_COLUMNS = 64
 """Rows of a segment times heads of a group, at most."""
@@ -80,7 +82,9 @@ def _item(
 def _prefix_attention(
     q: tl.tensor,
     keys: tl.tensor,
+    key_scales: tl.tensor | None,
     values: tl.tensor,
+    value_scales: tl.tensor | None,
     page_table: tl.tensor,
     segments: tl.tensor,
     item_offsets: tl.tensor,
@@ -117,6 +121,7 @@ def _prefix_attention(
         release_next()
         pages = page_table + line.to(tl.int64) * pages_stride
         head_offset = kv_head.to(tl.int64) * head_stride
+        first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
         query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
         m, l, o = empty_state(COLUMNS, HEAD_DIM)
         begin, stop = start_of_split(split), tl.minimum(start_of_split(split + 1), start_of_own_block(length))
@@ -128,8 +133,8 @@ def _prefix_attention(
         for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
             position = start + tl.arange(0, _BLOCK)
             slots = paged_slots(pages, position, PAGE_SIZE)
-            key = load_rows(keys + head_offset, slots, HEAD_DIM)
-            value = load_rows(values + head_offset, slots, HEAD_DIM)
+            key = load_rows(keys + head_offset, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+            value = load_rows(values + head_offset, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
             products = block_products(query, key, CAP)
             if WINDOW:
                 products = within(products, position, own, WINDOW)
@@ -145,8 +150,8 @@ def _prefix_attention(
 
 def prefix_attention(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     page_table: torch.Tensor,
     page_size: int,
     segments: torch.Tensor,
@@ -174,14 +179,17 @@ def prefix_attention(
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
+    k, v = pointers_of(keys), pointers_of(values)
     assert partials.l.shape[:2] == (rows, heads)
     assert depths is not None or not form.window
     launch(
         _prefix_attention,
         (programs,),
         q,
-        keys,
-        values,
+        k.rows,
+        k.scales,
+        v.rows,
+        v.scales,
         page_table,
         segments,
         item_offsets,
@@ -209,8 +217,8 @@ def prefix_attention(
 
 def prefix_attention_reference(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     page_table: torch.Tensor,
     page_size: int,
     segments: torch.Tensor,
@@ -234,7 +242,7 @@ def prefix_attention_reference(
         for split in range(splits):
             begin, end = split_bounds(split)
             slots = committed_slots(page_table, page_size, line, begin, min(end, full))
-            products = torch.einsum("rkgd,kpd->rkgp", query, keys[:, slots].double())
+            products = torch.einsum("rkgd,kpd->rkgp", query, rows_at(keys, slots).double())
             products = torch.tanh(products * cap_scale(head_dim, form)) if form.cap else products
             scores = products * score_scale(head_dim, form)
             if form.window:
@@ -247,5 +255,5 @@ def prefix_attention_reference(
             target = (slice(first, first + rows), slice(None), split)
             partials.m[target] = peak.flatten(1).float()
             partials.l[target] = weights.sum(-1).flatten(1).float()
-            sums = torch.einsum("rkgp,kpd->rkgd", weights, values[:, slots].double())
+            sums = torch.einsum("rkgp,kpd->rkgd", weights, rows_at(values, slots).double())
             partials.o[target] = sums.flatten(1, 2).float()

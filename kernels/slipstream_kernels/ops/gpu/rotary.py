@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.gpu.fp8_rows import codes_of, magnitude_bits, own_exponent, pointers_of, power
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.rounding import rounded
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows, write_rows
 
 _GROUP = 8
 """Heads of a program."""
@@ -23,14 +25,21 @@ def _rotary_write(
     k_norm: tl.tensor,
     q_out: tl.tensor,
     keys: tl.tensor,
+    key_scales: tl.tensor | None,
     values: tl.tensor,
+    value_scales: tl.tensor | None,
     head_stride: int,
     eps: float,
+    key_scale: float,
+    key_reciprocal: float,
+    value_scale: float,
+    value_reciprocal: float,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     GROUP: tl.constexpr,
     NORMALISED: tl.constexpr,
+    FIXED: tl.constexpr,
 ) -> None:
     """GROUP heads of one row, counted through queries, keys and values; `first` and `second` are their halves.
 
@@ -67,10 +76,25 @@ def _rotary_write(
     tl.store(target, first, mask=is_query)
     tl.store(target + HALF, second, mask=is_query)
     is_key = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & (slot >= 0)
+    is_value = is_value & present & (slot >= 0)
+    if key_scales is not None:
+        a = first.to(tl.float32)
+        b = second.to(tl.float32)
+        if FIXED:
+            scale = tl.where(is_value, value_scale, key_scale)
+            reciprocal = tl.where(is_value, value_reciprocal, key_reciprocal)
+        else:
+            exponent = own_exponent(tl.max(tl.maximum(magnitude_bits(a), magnitude_bits(b)), axis=1, keep_dims=True))
+            scale = power(exponent)
+            reciprocal = power(254 - exponent)
+        first = codes_of(a, reciprocal)
+        second = codes_of(b, reciprocal)
+        slots = head_stride // (2 * HALF)
+        tl.store(key_scales + (heads - HEADS).to(tl.int64) * slots + slot, scale, mask=is_key)
+        tl.store(value_scales + (heads - HEADS - KV_HEADS).to(tl.int64) * slots + slot, scale, mask=is_value)
     target = keys + (heads - HEADS).to(tl.int64) * head_stride + slot * 2 * HALF + columns
     tl.store(target, first, mask=is_key)
     tl.store(target + HALF, second, mask=is_key)
-    is_value = is_value & present & (slot >= 0)
     target = values + (heads - HEADS - KV_HEADS).to(tl.int64) * head_stride + slot * 2 * HALF + columns
     tl.store(target, first, mask=is_value)
     tl.store(target + HALF, second, mask=is_value)
@@ -82,8 +106,8 @@ def rotary_write(
     write_slots: torch.Tensor,
     table: torch.Tensor,
     q_out: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     *,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
@@ -95,7 +119,8 @@ def rotary_write(
     positions and write_slots [rows], a slot of -1 being padding that writes no keys and values; float32 table
     [positions, head_dim] of `slipstream_kernels.ops.rope.Rope.table`; bfloat16 q_norm, k_norm [head_dim], both or
     neither, the weights of an RMSNorm of each head before rotation. Outputs: bfloat16 q_out [rows, heads, head_dim],
-    keys and values [kv_heads, slots, head_dim], which are one layer's and contiguous. No kernel of the same pass writes
+    keys and values [kv_heads, slots, head_dim], which are one layer's and contiguous, or as codes of what is rounded to
+    bfloat16 with their scales. No kernel of the same pass writes
     inputs other than qkv: they are read while those may still run.
 
     Arithmetic is float32. A norm's result is rounded to bfloat16 as every norm's is, a rotation's once after its sum.
@@ -104,6 +129,7 @@ def rotary_write(
         raise ValueError("q_norm and k_norm are given both or neither")
     heads, head_dim = q_out.shape[1:]
     kv_heads = keys.shape[0]
+    k, v = pointers_of(keys), pointers_of(values)
     launch(
         _rotary_write,
         (len(qkv), triton.cdiv(heads + 2 * kv_heads, _GROUP)),
@@ -114,16 +140,23 @@ def rotary_write(
         table if q_norm is None else q_norm,
         table if k_norm is None else k_norm,
         q_out,
-        keys,
-        values,
+        k.rows,
+        k.scales,
+        v.rows,
+        v.scales,
         keys.stride(0),
         eps,
+        k.fixed,
+        k.reciprocal,
+        v.fixed,
+        v.reciprocal,
         warps=_GROUP * head_dim // 512,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=head_dim // 2,
         GROUP=_GROUP,
         NORMALISED=q_norm is not None,
+        FIXED=k.fixed > 0,
     )
 
 
@@ -133,8 +166,8 @@ def rotary_write_reference(
     write_slots: torch.Tensor,
     table: torch.Tensor,
     q_out: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     *,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
@@ -150,8 +183,8 @@ def rotary_write_reference(
     q_out.copy_(_rotated(q, angles))
     written = write_slots >= 0
     slots = write_slots[written].long()
-    keys[:, slots] = _rotated(k, angles)[written].transpose(0, 1)
-    values[:, slots] = v[written].transpose(0, 1)
+    write_rows(keys, slots, _rotated(k, angles)[written].transpose(0, 1))
+    write_rows(values, slots, v[written].transpose(0, 1))
 
 
 def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -24,6 +24,7 @@ from slipstream_kernels.ops.gpu.prefetch import prefetch_rows
 from slipstream_kernels.ops.gpu.rotary import rotary_write, rotary_write_reference
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.tuning import best_tile
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 
 MOST_ROWS = 1
 """Rows up to which one kernel was found faster than two."""
@@ -139,8 +140,8 @@ def rotary_linear(
     table: torch.Tensor,
     qkv: torch.Tensor,
     q_out: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     *,
     bias: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
@@ -150,10 +151,11 @@ def rotary_linear(
 ) -> None:
     """`linear` of `x`, `weight` and `bias`, then `rotary_write` of its result, all operands as theirs.
 
-    `qkv` is room for the result between the two, and need not be written. `tile`, not of `descriptors` and with outputs
+    `qkv` is room for the result between the two, and need not be written. Codes are of whole heads, and two kernels'.
+    `tile`, not of `descriptors` and with outputs
     a multiple of 16, makes it one kernel whose tile it is. No kernel of the same pass writes inputs other than `x`.
     """
-    if q_norm is None and k_norm is None and tile is None:
+    if q_norm is None and k_norm is None and tile is None and isinstance(keys, torch.Tensor):
         tile = fused_tile(len(weight), x.shape[1], len(x), x.device)
     if tile is None:
         linear(x, weight, qkv, bias=bias)
@@ -161,6 +163,8 @@ def rotary_linear(
             qkv, positions, write_slots, table, q_out, keys, values, q_norm=q_norm, k_norm=k_norm, eps=eps
         )  # fmt: skip
         return
+    assert isinstance(keys, torch.Tensor)
+    assert isinstance(values, torch.Tensor)
     heads, head_dim = q_out.shape[1:]
     kv_heads = keys.shape[0]
     check_operands(x, weight, qkv)

@@ -30,9 +30,11 @@ from slipstream_kernels.ops.gpu.attention_state import (
     warps_of,
     window_start,
 )
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import INTERPRETED, launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, splits_below, start_of_own_block, start_of_split
 from slipstream_kernels.ops.gpu.rounding import rounded
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 
 _BLOCK = tl.constexpr(BLOCK)
 _COLUMNS = tl.constexpr(64)
@@ -107,7 +109,9 @@ def _fold_stored(
 def _tail_attention(
     q: tl.tensor,
     keys: tl.tensor,
+    key_scales: tl.tensor | None,
     values: tl.tensor,
+    value_scales: tl.tensor | None,
     page_table: tl.tensor,
     lines: tl.tensor,
     prefix_lengths: tl.tensor,
@@ -151,6 +155,7 @@ def _tail_attention(
     path = paths + row * PATH
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
+    first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
     begin = start_of_own_block(prefix_length)
     own_begin = start_of_own_block(end)
     first = (row * KV_HEADS + kv_head) * GROUP
@@ -160,8 +165,8 @@ def _tail_attention(
 
     position = own_begin + tl.arange(0, _BLOCK)
     slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
-    key = load_rows(keys, slots, HEAD_DIM, position < end, True)
-    value = load_rows(values, slots, HEAD_DIM, position < end, True)
+    key = load_rows(keys, slots, HEAD_DIM, position < end, True, scales=key_scales, first_scale=first_scale)
+    value = load_rows(values, slots, HEAD_DIM, position < end, True, scales=value_scales, first_scale=first_scale)
     products = tl.where((position < end)[None, :], block_products(query, key, CAP), float("-inf"))
     if WINDOW:
         products = tl.where((position >= end - WINDOW)[None, :], products, float("-inf"))
@@ -194,8 +199,8 @@ def _tail_attention(
         o = tl.load(o_in + column[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None], other=0.0)
         position = begin + tl.arange(0, _BLOCK)
         slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
-        key = load_rows(keys, slots, HEAD_DIM)
-        value = load_rows(values, slots, HEAD_DIM)
+        key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+        value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
         products = block_products(query, key, CAP)
         if WINDOW:
             products = tl.where((position >= end - WINDOW)[None, :], products, float("-inf"))
@@ -212,8 +217,8 @@ def _tail_attention(
 
 def tail_attention(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     page_table: torch.Tensor,
     page_size: int,
     lines: torch.Tensor,
@@ -241,6 +246,7 @@ def tail_attention(
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
+    k, v = pointers_of(keys), pointers_of(values)
     assert out.is_contiguous()
     assert form.sinks == (sinks is not None)
     assert paths.is_contiguous()
@@ -250,8 +256,10 @@ def tail_attention(
         _tail_attention,
         (len(decode_rows), kv_heads),
         q,
-        keys,
-        values,
+        k.rows,
+        k.scales,
+        v.rows,
+        v.scales,
         page_table,
         lines,
         prefix_lengths,
@@ -283,8 +291,8 @@ def tail_attention(
 
 def tail_attention_reference(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     page_table: torch.Tensor,
     page_size: int,
     lines: torch.Tensor,

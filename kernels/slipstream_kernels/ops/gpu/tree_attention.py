@@ -34,9 +34,11 @@ from slipstream_kernels.ops.gpu.attention_state import (
     window_start,
     within,
 )
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound, start_of_own_block
 from slipstream_kernels.ops.gpu.rounding import rounded
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 
 STAGES = 5
 """Of Triton's pipeline: two blocks are on their way while one is computed, their pages two blocks ahead of them."""
@@ -94,7 +96,9 @@ def _absorb_for_some(
 def _tree_attention(
     q: tl.tensor,
     keys: tl.tensor,
+    key_scales: tl.tensor | None,
     values: tl.tensor,
+    value_scales: tl.tensor | None,
     page_table: tl.tensor,
     segments: tl.tensor,
     paths: tl.tensor,
@@ -131,6 +135,7 @@ def _tree_attention(
     pages = page_table + line.to(tl.int64) * pages_stride
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
+    first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
     m, l, o = empty_state(COLUMNS, HEAD_DIM)
     total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM)
@@ -143,8 +148,8 @@ def _tree_attention(
     for start in tl.range(low, begin, _BLOCK, num_stages=STAGES):
         position = start + tl.arange(0, _BLOCK)
         slots = paged_slots(pages, position, PAGE_SIZE)
-        key = load_rows(keys, slots, HEAD_DIM)
-        value = load_rows(values, slots, HEAD_DIM)
+        key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+        value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
         products = block_products(query, key, CAP)
         if WINDOW:
             products = within(products, position, own, WINDOW)
@@ -167,8 +172,10 @@ def _tree_attention(
             taking = leaf_of == row
             position = begin + tl.arange(0, _BLOCK)
             slots = path_slots(pages, path, write_slots, position, prefix_length, leaf_end, PAGE_SIZE)
-            key = load_rows(keys, slots, HEAD_DIM, position < leaf_end)
-            value = _finite(load_rows(values, slots, HEAD_DIM, position < leaf_end))
+            key = load_rows(keys, slots, HEAD_DIM, position < leaf_end, scales=key_scales, first_scale=first_scale)
+            value = _finite(
+                load_rows(values, slots, HEAD_DIM, position < leaf_end, scales=value_scales, first_scale=first_scale)
+            )
             products = tl.where(position[None, :] < end[:, None], block_products(query, key, CAP), float("-inf"))
             if WINDOW:
                 products = within(products, position, own, WINDOW)
@@ -178,8 +185,12 @@ def _tree_attention(
             if leaf_end > begin + _BLOCK:
                 position += _BLOCK
                 slots = path_slots(pages, path, write_slots, position, prefix_length, leaf_end, PAGE_SIZE)
-                key = load_rows(keys, slots, HEAD_DIM, position < leaf_end)
-                value = _finite(load_rows(values, slots, HEAD_DIM, position < leaf_end))
+                key = load_rows(keys, slots, HEAD_DIM, position < leaf_end, scales=key_scales, first_scale=first_scale)
+                value = _finite(
+                    load_rows(
+                        values, slots, HEAD_DIM, position < leaf_end, scales=value_scales, first_scale=first_scale
+                    )
+                )
                 products = tl.where(position[None, :] < end[:, None], block_products(query, key, CAP), float("-inf"))
                 if WINDOW:
                     products = within(products, position, own, WINDOW)
@@ -199,8 +210,8 @@ def _tree_attention(
 
 def tree_attention(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     page_table: torch.Tensor,
     page_size: int,
     segments: torch.Tensor,
@@ -227,6 +238,7 @@ def tree_attention(
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
+    k, v = pointers_of(keys), pointers_of(values)
     assert out.is_contiguous()
     assert form.sinks == (sinks is not None)
     assert paths.is_contiguous()
@@ -235,8 +247,10 @@ def tree_attention(
         _tree_attention,
         (kv_heads, len(segments)),
         q,
-        keys,
-        values,
+        k.rows,
+        k.scales,
+        v.rows,
+        v.scales,
         page_table,
         segments,
         paths,
@@ -264,8 +278,8 @@ def tree_attention(
 
 def tree_attention_reference(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: KVRows,
+    values: KVRows,
     page_table: torch.Tensor,
     page_size: int,
     segments: torch.Tensor,

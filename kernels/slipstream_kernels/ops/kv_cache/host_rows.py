@@ -48,8 +48,8 @@ def _code(number: Any, scaled: Any) -> int:
 
 
 @kernel
-def encode_row(row: int, size: int, fixed: Any, codes: int) -> int:
-    """Write the codes of a float32 row to `codes`; returns the bits of its bfloat16 scale. Addresses.
+def encode_row(row: int, size: int, fixed: Any, codes: int) -> Any:
+    """Write the codes of a float32 row to `codes`; returns its float32 scale. Addresses.
 
     fixed: the float32 scale; 0: the row's own.
     """
@@ -59,18 +59,19 @@ def encode_row(row: int, size: int, fixed: Any, codes: int) -> int:
     factor: Any
     words, numbers, out = pointer_u32(row), pointer_f32(row), pointer_u8(codes)
     if fixed > 0:
-        scale, factor = np.int64(float_bits(fixed)) >> 16, np.float32(1) / fixed
+        scale, factor = fixed, np.float32(1) / fixed
     else:
         largest = np.int64(0)
         for i in range(size):
             largest = max(largest, np.int64(words[i]) & 0x7FFFFFFF)
         exponent = ((min(largest, _INFINITY) + 0x1FFFFF) >> 23) - 8
         exponent = min(max(exponent, 127 - 100), 127 + 119)
+        own: Any = np.uint16(exponent << 7)
         reciprocal: Any = np.uint16((254 - exponent) << 7)
-        scale, factor = exponent << 7, widened(reciprocal)
+        scale, factor = widened(own), widened(reciprocal)
     for i in range(size):
         out[i] = np.uint8(_code(numbers[i], numbers[i] * factor))
-    return int(scale)
+    return scale
 
 
 @kernel
@@ -78,7 +79,7 @@ def _encode_rows(
     rows: npt.NDArray[np.float32],
     fixed: Any,
     codes: npt.NDArray[np.uint8],
-    scales: npt.NDArray[np.uint16],
+    scales: npt.NDArray[np.float32],
 ) -> None:
     size = rows.shape[1]
     for row in range(len(rows)):
@@ -87,9 +88,9 @@ def _encode_rows(
 
 def encode_rows(
     rows: npt.NDArray[np.float32], fixed: float = 0.0
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
-    """Codes and bits of the scales of float32 rows [n, size]: those of `kv_codes.encode`."""
-    codes, scales = np.empty(rows.shape, np.uint8), np.empty(len(rows), np.uint16)
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """Codes and scales of float32 rows [n, size]: those of `kv_codes.encode`."""
+    codes, scales = np.empty(rows.shape, np.uint8), np.empty(len(rows), np.float32)
     _encode_rows(np.ascontiguousarray(rows), np.float32(fixed), codes, scales)
     return codes, scales
 
@@ -103,10 +104,8 @@ def _words(value: int) -> Any:
 
 
 def load_scale(builder: Any, scales: Any, index: Any) -> Any:
-    """The bfloat16 at `index` of an address, as a float32 in every lane."""
-    bits = builder.load(llvm.pointer(builder, scales, llvm.I16, index), align=2)
-    wide = builder.shl(builder.zext(bits, llvm.I32), ir.Constant(llvm.I32, 16))
-    return llvm.splat(builder, builder.bitcast(wide, llvm.F32))
+    """The float32 at `index` of an address in every lane."""
+    return llvm.splat(builder, builder.load(llvm.pointer(builder, scales, llvm.F32, index), align=4))
 
 
 def load_decoded(builder: Any, codes: Any, index: Any, scale: Any) -> Any:

@@ -8,6 +8,7 @@ computes from that row alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -28,8 +29,8 @@ _EXPONENT_448 = 8
 class Fp8Rows:
     """Rows of any number of heads and slots, in the place of a bfloat16 tensor [..., slots, head_dim].
 
-    codes: uint8 [..., slots, head_dim]. scales: bfloat16 [..., slots]. fixed: the scale that rows are written with, one
-    of bfloat16's numbers; 0: each row's own.
+    codes: uint8 [..., slots, head_dim]. scales: float32 [..., slots], the least that a GPU copies ahead of its use.
+    fixed: the scale that rows are written with; 0: each row's own.
     """
 
     codes: torch.Tensor
@@ -45,6 +46,11 @@ class Fp8Rows:
         return self.codes.shape
 
     @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.codes.device
+
+    @property
     def nbytes(self) -> int:
         """Bytes of codes and scales."""
         return self.codes.nbytes + self.scales.nbytes
@@ -52,6 +58,10 @@ class Fp8Rows:
     def stride(self, dimension: int) -> int:
         """That of the codes."""
         return self.codes.stride(dimension)
+
+
+KVRows: TypeAlias = torch.Tensor | Fp8Rows
+"""Keys or values [heads, slots, head_dim], as ops take them."""
 
 
 def row_scales(rows: torch.Tensor) -> torch.Tensor:
@@ -65,7 +75,7 @@ def row_scales(rows: torch.Tensor) -> torch.Tensor:
 
 
 def encode(rows: torch.Tensor, fixed: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """uint8 codes and bfloat16 scales [...] of rows [..., head_dim] of float32 or bfloat16.
+    """uint8 codes and float32 scales [...] of rows [..., head_dim] of float32 or bfloat16.
 
     An element is multiplied by the float32 reciprocal of the scale and rounded to nearest even; one beyond 448 becomes
     448. What is infinite or no number has the code NAN, and nothing else has.
@@ -74,20 +84,29 @@ def encode(rows: torch.Tensor, fixed: float = 0.0) -> tuple[torch.Tensor, torch.
     scales = torch.full(wide.shape[:-1], fixed, device=wide.device) if fixed else row_scales(wide)
     scaled = (wide * (1 / scales)[..., None]).clamp(-LARGEST, LARGEST)
     codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
-    return torch.where(wide.isfinite(), codes, NAN).to(torch.uint8), scales.bfloat16()
+    return torch.where(wide.isfinite(), codes, NAN).to(torch.uint8), scales
 
 
 def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """bfloat16 [..., head_dim]: the product of number and scale, rounded once; exact where the scale is a row's own."""
-    return (codes.view(torch.float8_e4m3fn).float() * scales.float()[..., None]).bfloat16()
+    """bfloat16 [..., head_dim]: float32's product of number and scale, rounded to nearest even.
+
+    It is exact where the scale is a row's own.
+    """
+    return (codes.view(torch.float8_e4m3fn).float() * scales[..., None]).bfloat16()
 
 
-def rows_at(rows: torch.Tensor | Fp8Rows, slots: torch.Tensor) -> torch.Tensor:
+def rows_at(rows: KVRows, slots: torch.Tensor) -> torch.Tensor:
     """[heads, n, head_dim] of the slots [n] of [heads, slots, head_dim]."""
     return decode(rows.codes[:, slots], rows.scales[:, slots]) if isinstance(rows, Fp8Rows) else rows[:, slots]
 
 
-def write_rows(rows: torch.Tensor | Fp8Rows, slots: torch.Tensor, new: torch.Tensor) -> None:
+def copy_rows(rows: KVRows, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy slots of [layers, heads, slots, head_dim] to others."""
+    for part in (rows.codes, rows.scales) if isinstance(rows, Fp8Rows) else (rows,):
+        part[:, :, target] = part[:, :, source]
+
+
+def write_rows(rows: KVRows, slots: torch.Tensor, new: torch.Tensor) -> None:
     """Set the slots [n] of [heads, slots, head_dim] to bfloat16 [heads, n, head_dim]."""
     if isinstance(rows, Fp8Rows):
         rows.codes[:, slots], rows.scales[:, slots] = encode(new, rows.fixed)

@@ -46,13 +46,13 @@ def form_of(folder: Path, dtype: KVDtype) -> KVForm:
     return kv_form(folder, ModelConfig.from_folder(folder), dtype)
 
 
-def rounded(scale: float) -> float:
-    return torch.tensor(scale).bfloat16().item()
+def float32(scale: float) -> float:
+    return torch.tensor(scale).item()
 
 
 def test_scales_of_the_files_are_used(quantised: Path, tmp_path: Path) -> None:
     folder = with_scales(quantised, tmp_path / "model", STATIC)
-    fixed = KVForm(fp8=True, scales=((rounded(0.3), rounded(0.0125)),) * 2)
+    fixed = KVForm(fp8=True, scales=((float32(0.3), float32(0.0125)),) * 2)
     assert form_of(folder, "auto") == form_of(folder, "fp8") == form_of(folder, "fp8_e4m3") == fixed
     assert form_of(folder, "bfloat16") == form_of(folder, "float32") == FLOAT
     assert CausalLM.load(folder, kv_form=fixed).new_cache(num_pages=1, page_size=1, scratch_slots=0).fixed.any()

@@ -86,7 +86,7 @@ def test_pages_are_smaller(tiny_model: Path) -> None:
     cache = model.new_cache(num_pages=3, page_size=5, scratch_slots=2)
     assert cache.nbytes == model.kv_bytes_per_token() * cache.num_slots
     head_dim = model.config.head_dim
-    assert model.kv_bytes_per_token() * 4 * head_dim == plain.kv_bytes_per_token() * (head_dim + 2)
+    assert model.kv_bytes_per_token() * 4 * head_dim == plain.kv_bytes_per_token() * (head_dim + 4)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 2.0**-101, 2.0**120])

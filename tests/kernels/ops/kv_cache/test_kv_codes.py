@@ -29,7 +29,7 @@ def encoded(rows: torch.Tensor, fixed: float = 0.0) -> tuple[torch.Tensor, torch
     codes, scales = encode(rows, fixed)
     host_codes, host_scales = encode_rows(rows.float().numpy(), fixed)
     assert np.array_equal(codes.numpy(), host_codes)
-    assert np.array_equal(scales.view(torch.int16).numpy(), host_scales.view(np.int16))
+    assert np.array_equal(scales.numpy(), host_scales)
     return codes, scales
 
 
@@ -49,7 +49,7 @@ def test_all_codes_are_their_own_rounding_and_exact_in_bfloat16(exponent: int) -
 def test_finite_rows_give_finite_numbers_near_them(values: list[float]) -> None:
     row = torch.tensor([values], dtype=torch.float32)
     codes, scales = encoded(row)
-    scale = scales.float().item()
+    scale = scales.item()
     assert LEAST_SCALE <= scale <= LARGEST_SCALE and np.log2(scale).is_integer()
     assert not ((codes & 0x7F) == NAN).any()
     exact = (row.double() / scale).clamp(-LARGEST, LARGEST).float().to(torch.float8_e4m3fn)
@@ -85,16 +85,16 @@ def test_what_is_no_number_stays_none() -> None:
 
 def test_fixed_scales_round_once() -> None:
     generator = torch.Generator().manual_seed(0)
-    fixed = torch.tensor(0.0371).bfloat16().item()
+    fixed = float(np.float32(0.0371))
     rows = torch.randn(64, 128, generator=generator) * 9
     codes, scales = encoded(rows, fixed)
     assert scales.unique().tolist() == [fixed]
-    exact = codes.view(torch.float8_e4m3fn).double() * fixed
-    assert torch.equal(decode(codes, scales), exact.bfloat16())
+    product = (codes.view(torch.float8_e4m3fn).double() * fixed).float()
+    assert torch.equal(decode(codes, scales), product.bfloat16())
 
 
 def test_rows_are_written_and_read_by_slot() -> None:
-    rows = Fp8Rows(torch.zeros(2, 5, 16, dtype=torch.uint8), torch.zeros(2, 5, dtype=torch.bfloat16))
+    rows = Fp8Rows(torch.zeros(2, 5, 16, dtype=torch.uint8), torch.zeros(2, 5))
     new = torch.randn(2, 2, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
     write_rows(rows, torch.tensor([3, 1]), new)
     assert torch.equal(rows_at(rows, torch.tensor([3, 1])), decode(*encode(new)))

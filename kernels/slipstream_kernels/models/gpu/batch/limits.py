@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream_kernels.models.kv_form import FLOAT, KVForm
 from slipstream_kernels.token_tree import MAX_ROWS
 
 MAX_PAGE_SIZE = 64
@@ -16,7 +17,7 @@ class GpuLimits:
     Fields are named as in the engine's configuration. `num_pages` 0 stands for as many as fit, `max_context` 0 for
     the model's own. `memory_utilization` is the share of the device's memory that everything together may take.
     `boundaries` is at how many of them a pass can keep the states of its rows. `max_adapters` LoRA adapters, of ranks
-    up to `max_adapter_rank`, have room.
+    up to `max_adapter_rank`, have room. `kv` is how keys and values are held.
     """
 
     max_running: int = 64
@@ -30,6 +31,7 @@ class GpuLimits:
     boundaries: int = 0
     max_adapters: int = 0
     max_adapter_rank: int = 16
+    kv: KVForm = FLOAT
 
     def __post_init__(self) -> None:
         self._check("max_running", 1, 4096)

@@ -49,17 +49,21 @@ def load_flashinfer() -> Any:
     return flashinfer
 
 
-def settled_attention(attention: str, *, mode: str, forms: Collection[AttentionForm] = (FULL,)) -> str:
+def settled_attention(
+    attention: str, *, mode: str, forms: Collection[AttentionForm] = (FULL,), fp8: bool = False
+) -> str:
     """What `attention` (auto, triton or flashinfer) means in a mode: triton or flashinfer. Raises FlashInferError.
 
-    forms: what the model's layers compute.
+    forms: what the model's layers compute. fp8: keys and values are held in 8 bits.
     """
     if attention == FLASHINFER and mode != "fast":
         raise FlashInferError("--attention flashinfer needs --mode fast: its rows depend on their company")
     full = all(form == FULL for form in forms)
     if attention == FLASHINFER and not full:
         raise FlashInferError("--attention flashinfer is for models without windows, scales, bounds and sinks")
-    if attention == TRITON or mode != "fast" or not full:
+    if attention == FLASHINFER and fp8:
+        raise FlashInferError("--attention flashinfer reads no KV cache in FP8: take --attention triton")
+    if attention == TRITON or mode != "fast" or not full or fp8:
         return TRITON
     try:
         load_flashinfer()

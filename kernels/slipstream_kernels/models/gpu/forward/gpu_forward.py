@@ -24,6 +24,7 @@ from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.attention_form import AttentionForm
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 from slipstream_kernels.ops.rope import Rope
 
 Plan = PlanArrays[torch.Tensor]
@@ -181,7 +182,7 @@ class GpuForward:
         self, bucket: Bucket, plan: Plan, b: PassBuffers, index: int, layer: LayerWeights, adapted: Adapted
     ) -> None:
         ops, config = self._ops, self._config
-        keys, values = self._kv.keys[index], self._kv.values[index]
+        keys, values = self._kv.of_layer(index)
         ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
         places = plan.positions, plan.write_slots, self._rotary[index]
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": config.rms_norm_eps}
@@ -243,12 +244,14 @@ class GpuForward:
         bucket: Bucket,
         plan: Plan,
         b: PassBuffers,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: KVRows,
+        values: KVRows,
         form: AttentionForm,
         sinks: torch.Tensor | None,
     ) -> None:
         if self._plain is not None and not bucket.has_trees:
+            assert isinstance(keys, torch.Tensor)
+            assert isinstance(values, torch.Tensor)
             self._plain.of(bucket.without_states).run(b.q, keys, values, b.attended)
             return
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
@@ -278,8 +281,8 @@ class GpuForward:
         self,
         plan: Plan,
         b: PassBuffers,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: KVRows,
+        values: KVRows,
         form: AttentionForm,
         sinks: torch.Tensor | None,
     ) -> None:
@@ -373,8 +376,7 @@ class GpuForward:
         if bucket.has_trees:
             kv = self._kv
             ops.compact_kv(
-                kv.keys,
-                kv.values,
+                *kv.of_all(),
                 b.result,
                 plan.deciding,
                 plan.logit_rows,

@@ -36,6 +36,7 @@ from slipstream_kernels.models.gpu.ranks.rank_group import (
     open_rendezvous,
 )
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.models.kv_form import KVForm
 from slipstream_kernels.models.rank_error import RankError
 
 _Model = TypeVar("_Model", bound=TpDriverModel)
@@ -73,7 +74,9 @@ class TpWorkerTask:
     @classmethod
     def from_json(cls, text: str) -> TpWorkerTask:
         entries = json.loads(text)
-        return cls(**entries | {"limits": GpuLimits(**entries["limits"])})
+        limits = entries["limits"]
+        form = KVForm(limits["kv"]["fp8"], tuple((key, value) for key, value in limits["kv"]["scales"]))
+        return cls(**entries | {"limits": GpuLimits(**limits | {"kv": form})})
 
 
 class TpWorkerProcesses:

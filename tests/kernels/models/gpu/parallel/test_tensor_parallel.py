@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel
+from slipstream_kernels.models.kv_form import KVForm
 from slipstream_kernels.token_tree import TokenTree
 from support.families import EXPERTS
 from support.gpu_passes import Span, pass_of
@@ -42,11 +43,13 @@ class ThreadGroup:
         self._threads.barrier.wait()
 
 
-def decode(folder: Path, group: ThreadGroup | None) -> tuple[torch.Tensor, list[list[int]], torch.Tensor, GpuModel]:
+def decode(
+    folder: Path, group: ThreadGroup | None, limits: GpuLimits = LIMITS
+) -> tuple[torch.Tensor, list[list[int]], torch.Tensor, GpuModel]:
     """Logits, results and scores of a prompt, a tree beside another prompt, and a plain step."""
-    model = GpuModel.load(folder, LIMITS, device="cpu", group=group, progress=False)
-    model.kv.keys.fill_(torch.nan)
-    model.kv.values.fill_(torch.nan)
+    model = GpuModel.load(folder, limits, device="cpu", group=group, progress=False)
+    for rows in (model.kv.keys, model.kv.values):
+        rows.fill_(0x7F if limits.kv.fp8 else torch.nan)
     passes = (
         [Span(0, list(range(50)), 0, range(5))],
         [Span(0, [7], 50, range(5), TokenTree((1, 2, 3), (-1, 0, -1))), Span(1, list(range(9)), 0, [8])],
@@ -89,3 +92,19 @@ def test_ranks_compute_what_one_computes(family: str, tmp_path: Path) -> None:
     for *_, model in ranks:
         assert model.kv.keys.shape[1] == 1 and model.kv_bytes_per_token() == whole.kv_bytes_per_token() / 2
         assert model.limits.num_pages == 10
+
+
+def test_ranks_hold_keys_and_values_of_8_bits(tmp_path: Path) -> None:
+    """A row's scale is its head's own, so that heads of other ranks make no difference."""
+    folder = make_tiny_model(tmp_path / "model", tied=False, heads=4, kv_heads=2)
+    limits = replace(LIMITS, kv=KVForm(fp8=True))
+    threads = Threads(2)
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(lambda rank: decode(folder, ThreadGroup(threads, rank), limits), range(2)))
+    logits, _, _, whole = decode(folder, None, limits)
+    assert torch.equal(ranks[0][0], ranks[1][0]) and ranks[0][1] == ranks[1][1]
+    assert float((ranks[0][0] - logits).norm() / logits.norm()) < 0.03
+    assert whole.kv_bytes_per_token() == 2 * 2 * 2 * (64 + 4)
+    assert whole.kv.keys.dtype == torch.uint8
+    for *_, model in ranks:
+        assert model.kv.keys.shape[1] == 1 and model.kv_bytes_per_token() == whole.kv_bytes_per_token() / 2

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from slipstream_kernels.models.gpu.parallel.tp_worker_process import (
     start_ranks,
 )
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
+from slipstream_kernels.models.kv_form import KVForm
 from slipstream_kernels.models.rank_error import RankError
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.token_tree import TokenTree
@@ -208,6 +210,8 @@ def test_a_follower_that_hangs_is_told(folder: Path) -> None:
 def test_tasks_travel_as_json() -> None:
     task = TpWorkerTask("/models/x", "cuda:2", "fast", LIMITS, options="{}")
     assert TpWorkerTask.from_json(task.to_json()) == task
+    fp8 = replace(task, limits=replace(LIMITS, kv=KVForm(fp8=True, scales=((0.5, 0.1), (2.0, 3.0)))))
+    assert TpWorkerTask.from_json(fp8.to_json()) == fp8
     assert [str(task.device_of(rank)) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
     assert str(TpWorkerTask("x", "cuda", "fast", LIMITS).device_of(1)) == "cuda:1"
     assert str(TpWorkerTask("x", "cpu", "exact", LIMITS).device_of(1)) == "cpu"
