@@ -54,3 +54,12 @@ def test_a_stream_that_is_resumed_stays_traced() -> None:
     head = codec.write_submit(1, request, resumed=True)
     submit = verify_pb2.SessionRequest.FromString(codec.complete_submit(head, request, [5, 6])).submit
     assert submit.speculation.trace and list(submit.output_token_ids) == [5, 6]
+
+
+def test_services_that_hold_keys_and_values_otherwise_do_not_continue_one_another() -> None:
+    plain, coded = (
+        codec.read_info(verify_pb2.GetInfoResponse(model_fingerprint="a", mode="exact", kv_cache_dtype=dtype))
+        for dtype in ("bfloat16", "fp8_e4m3")
+    )
+    assert plain.fingerprint == coded.fingerprint and plain.continues(plain)
+    assert not plain.continues(coded)

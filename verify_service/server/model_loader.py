@@ -93,7 +93,7 @@ def _load_gpu_model(settings: VerifySettings, max_context: int, form: KVForm) ->
     """The GPU's engine; on the CPU, where only ranks of a shared model need it, it is made of the ops' twins."""
     _check_triton(settings)
     if not settings.on_cpu:
-        _check_cuda(settings)
+        _check_cuda(settings, form)
     from slipstream_kernels.models.gpu.batch.limits import GpuLimits
     from slipstream_kernels.models.gpu.forward.flashinfer_attention import FlashInferError
     from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
@@ -117,7 +117,8 @@ def _load_gpu_model(settings: VerifySettings, max_context: int, form: KVForm) ->
         model = _load_ranks(settings, limits)
     except (OutOfDeviceMemoryError, FlashInferError, RankError) as error:
         raise FailedPreconditionError(str(error)) from error
-    _log.info("memory: %s; %s", model.memory, check_feature_memory(settings.feature_bytes))
+    dtype, features = form.name("bfloat16"), check_feature_memory(settings.feature_bytes)
+    _log.info("memory: %s; KV cache in %s; %s", model.memory, dtype, features)
     return model, model.limits.num_pages
 
 
@@ -143,8 +144,8 @@ def _check_triton(settings: VerifySettings) -> None:
         raise FailedPreconditionError(f"{wanted} needs the package triton: install 'slipstream-server[gpu]'")
 
 
-def _check_cuda(settings: VerifySettings) -> None:
-    """Raise FailedPreconditionError unless there are the GPUs that were asked for."""
+def _check_cuda(settings: VerifySettings, form: KVForm) -> None:
+    """Raise FailedPreconditionError unless there are the GPUs that were asked for, and can do what was."""
     import torch
 
     if not torch.cuda.is_available():
@@ -158,6 +159,12 @@ def _check_cuda(settings: VerifySettings) -> None:
         raise FailedPreconditionError(
             f"--tensor-parallel-size {settings.tensor_parallel_size} from --device {settings.device} on needs "
             f"{index + settings.tensor_parallel_size} GPUs, there are {count}"
+        )
+    capability = torch.cuda.get_device_capability(index)
+    if form.fp8 and capability < (8, 9):
+        raise FailedPreconditionError(
+            f"--kv-cache-dtype {settings.kv_cache_dtype}: fp8 needs a GPU of compute capability 8.9 or later, "
+            f"{settings.device} has {capability[0]}.{capability[1]}"
         )
 
 

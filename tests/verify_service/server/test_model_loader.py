@@ -82,10 +82,26 @@ def test_missing_triton_is_said(tiny_model: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(find_spec("flashinfer") is not None, reason="FlashInfer is installed")
 def test_missing_flashinfer_is_said(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_check_cuda", lambda settings: None)
+    monkeypatch.setattr(loading, "_check_cuda", lambda settings, form: None)
     message = r"needs the package flashinfer-python .* install 'slipstream-server\[gpu\]', or choose --attention triton"
     with pytest.raises(FailedPreconditionError, match=message):
         loading.load(settings(tiny_model, device="cuda", mode="fast", attention="flashinfer"))
+
+
+def test_8_bits_that_a_gpu_cannot_read_are_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    with pytest.raises(
+        FailedPreconditionError, match=r"--kv-cache-dtype fp8: .* capability 8.9 or later, cuda has 8.0"
+    ):
+        loading.load(settings(tiny_model, device="cuda", kv_cache_dtype="fp8"))
+
+
+def test_a_cache_of_8_bits_is_told_and_takes_less(tiny_model: Path) -> None:
+    loaded = [loading.load(settings(tiny_model, kv_cache_dtype=dtype, num_pages=4)) for dtype in ("auto", "fp8")]
+    assert [each.kv_cache_dtype for each in loaded] == ["float32", "fp8_e4m3"]
+    assert loaded[1].model.kv_bytes_per_token() * 64 * 4 == loaded[0].model.kv_bytes_per_token() * (64 + 4)
 
 
 @pytest.mark.parametrize(("device", "needed"), [("cuda", 3), ("cuda:1", 4)])

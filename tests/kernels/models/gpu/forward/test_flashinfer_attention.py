@@ -44,6 +44,12 @@ def test_models_with_windows_are_refused() -> None:
     assert settled_attention("auto", mode="fast", forms=forms) == "triton"
 
 
+def test_keys_and_values_of_8_bits_are_refused() -> None:
+    with pytest.raises(FlashInferError, match="reads no KV cache in FP8"):
+        settled_attention("flashinfer", mode="fast", fp8=True)
+    assert settled_attention("auto", mode="fast", fp8=True) == "triton"
+
+
 @pytest.mark.skipif(INSTALLED, reason="FlashInfer is installed")
 def test_a_home_that_takes_nothing_is_no_reason_to_go_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package makes a folder as it is imported, as FlashInfer does."""
