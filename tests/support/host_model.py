@@ -173,8 +173,7 @@ class HostModel:
         return ticket.scores
 
     def _run(self, plan: PassPlan, ticket: HostTicket) -> None:
-        laid_out = len(plan.logit_rows)
-        plan, kept = self._choose(plan)
+        self._settle(plan)
         ids = np.where(plan.token_ids < 0, self._last[plan.lines], plan.token_ids).astype(np.int32).clip(min=0)
         paths = [self._path(plan, row) for row in range(len(ids))]
         width = max(1, *(len(path) for path in paths))
@@ -202,36 +201,17 @@ class HostModel:
         for item, result in zip(plan.deciding.tolist(), ticket.rows, strict=True):
             self._walk(plan, ids, sampled, item, result)
         self._results = ticket.rows
-        logits = np.full((laid_out, self.config.vocab_size), np.nan, dtype=np.float32)
-        logits[kept] = ticket.logits
-        ticket.logits = logits
 
-    def _choose(self, plan: PassPlan) -> tuple[PassPlan, IntArray]:
-        """The plan with the trees that fit how the pass before ended, and which of its rows of logits are left."""
-        size, live_rows = self.limits.page_size, np.ones(len(plan.token_ids), dtype=np.bool_)
-        for item, before, start, root, rows, first, count, _ in plan.choices.tolist():
-            result = self._results[before]
-            accepted = int(result[0])
-            end = [int(result[1 + accepted]) if accepted else -1, int(result[66 + accepted])]
-            held = plan.entries[first : first + count].tolist()
-            at, nodes = next(([entry[2], entry[3]] for entry in held if entry[:2] == end), [0, 0])
-            position = start + accepted
+    def _settle(self, plan: PassPlan) -> None:
+        """Roots stand where the pass before has left their requests."""
+        size = self.limits.page_size
+        for item, before, start, root, rows, _, nodes, _ in plan.choices.tolist():
+            assert (rows, nodes) == (1, 0), "nothing drafts on this device"
+            position = start + int(self._results[before][0])
             page = int(self._pages[plan.lines[root], position // size])
             plan.positions[root], plan.prefix_lengths[root] = position, position + 1
             plan.write_slots[root] = page * size + position % size
-            live = slice(root + 1, root + 1 + nodes)
-            drafted = plan.entry_nodes[at : at + nodes]
-            plan.token_ids[live], plan.parents[live] = drafted[:, 0], drafted[:, 1]
-            plan.positions[live], plan.prefix_lengths[live] = position + drafted[:, 2], position + 1
-            plan.deciding[item, 1:] = 1 + nodes, plan.lines[root], position + 1
-            live_rows[root + 1 + nodes : root + rows] = False
-        moved = np.cumsum(live_rows, dtype=np.int32) - 1
-        kept = np.flatnonzero(live_rows[plan.logit_rows]).astype(np.int32)
-        plan.deciding[:, 0] = np.searchsorted(kept, plan.deciding[:, 0])
-        names = ("token_ids", "positions", "write_slots", "lines", "prefix_lengths", "parents")
-        rows = {name: getattr(plan, name)[live_rows] for name in names}
-        roots, logit_rows = moved[plan.root_rows[live_rows]], moved[plan.logit_rows[kept]]
-        return replace(plan, root_rows=roots, logit_rows=logit_rows, **rows), kept
+            plan.deciding[item, 3] = position + 1
 
     def _path(self, plan: PassPlan, row: int) -> list[int]:
         """Rows of a node's drafted ancestors, itself last."""

@@ -113,7 +113,7 @@ class GpuBatchBuilder:
         scratch = self._first_scratch_slot
         lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
         roots = logit_rows[deciding[:, 0]].tolist()
-        choices = device_choices(spans.deciding, roots, before) if spans.chooses else {}
+        choices = {"choices": device_choices(spans.deciding, roots, before)} if spans.chooses else {}
         drafted = (item.tree.trees for item in spans.deciding if isinstance(item.tree, DeviceTree))
         return PassPlan(
             token_ids=np.fromiter(spans.token_ids, np.int32, len(spans.token_ids)),

@@ -1,4 +1,4 @@
-"""Runs in front of a pass with choices: of the trees prepared for each request, the device takes the one that fits."""
+"""Runs in front of a pass with choices: the device settles its rows by what the pass before it has decided."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class OutcomeSelector:
             self.hand(able[0], torch.zeros(1, TREE_WIDTH, dtype=torch.int32, device=self._plan.device))
 
     def send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
-        """Queue the copy of the prepared trees to the device; where there cannot be any, nothing."""
+        """Queue the copy of the choices to the device; where there cannot be any, nothing."""
         layout = self._layout(bucket).choices
         if layout is not None:
             layout.pack(plan, buffer.words)
-            memory, on_device = buffer.part(layout.end, self._plan, layout.first)
+            memory, on_device = buffer.part(layout.sent_end, self._plan, layout.first)
             on_device.copy_(memory, non_blocking=True)
 
     def hand(self, bucket: Bucket, trees: torch.Tensor) -> None:

@@ -1,7 +1,6 @@
-"""Trees of a pass that was queued before the one in front of it had decided: of those prepared, the one that fits.
+"""Rows of a pass that was queued before the one in front of it had decided: where each root stands, and its tree.
 
-An entry supposes how that pass ends for a request: which node of its tree is accepted last, -1 for none, and the token
-decided behind it. Where one holds, its tree is verified; where none does, the root's row alone.
+The tree is one that was drafted on the device; a request without one has the root's row alone.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from slipstream_kernels.ops.gpu.position_splits import (
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.token_tree import MAX_ROWS
 
-MOST_ENTRIES = 16
-"""Of one request."""
 _SEGMENTS = 256
 """Taken at a time."""
 
@@ -30,7 +27,6 @@ _SEGMENTS = 256
 @triton.jit
 def _select_outcomes(
     choices: tl.tensor,
-    entries: tl.tensor,
     nodes: tl.tensor,
     result: tl.tensor,
     page_table: tl.tensor,
@@ -50,7 +46,6 @@ def _select_outcomes(
     segments: tl.tensor,
     WIDTH: tl.constexpr,
     RESULT: tl.constexpr,
-    ENTRIES: tl.constexpr,
 ) -> None:
     """One program: one request.
 
@@ -63,22 +58,10 @@ def _select_outcomes(
         item = tl.load(choice)
         outcome = result + tl.load(choice + 1) * RESULT
         root = tl.load(choice + 3)
-        first_entry = tl.load(choice + 5)
-        count = tl.load(choice + 6)
+        first_node = tl.load(choice + 5)
+        size = tl.load(choice + 6)
         segment = tl.load(choice + 7)
-        accepted = tl.load(outcome)
-        node = tl.load(outcome + 1 + accepted, mask=accepted > 0, other=-1)
-        token = tl.load(outcome + 2 + WIDTH + accepted)
-        position = tl.load(choice + 2) + accepted
-
-        listed = tl.arange(0, ENTRIES)
-        held = listed < count
-        entry = entries + (first_entry + listed) * 4
-        fits = held & (tl.load(entry, mask=held, other=-2) == node) & (tl.load(entry + 1, mask=held, other=-1) == token)
-        found = tl.min(tl.where(fits, listed, ENTRIES))
-        chosen = entries + (first_entry + found) * 4
-        first_node = tl.load(chosen + 2, mask=found < ENTRIES, other=0)
-        size = tl.load(chosen + 3, mask=found < ENTRIES, other=0)
+        position = tl.load(choice + 2) + tl.load(outcome)
 
         line = tl.load(lines + root).to(tl.int64)
         page = tl.load(page_table + line * pages + position // page_size)
@@ -113,7 +96,6 @@ def _select_outcomes(
 
 def select_outcomes(
     choices: torch.Tensor,
-    entries: torch.Tensor,
     nodes: torch.Tensor,
     result: torch.Tensor,
     page_table: torch.Tensor,
@@ -134,18 +116,16 @@ def select_outcomes(
     """Settle the rows of a pass whose requests stand where the pass before, by its `result` of `tree_walk`, left them.
 
     Inputs, int32: choices [n, 8]: index in `deciding`, row of `result`, position of the root if nothing was accepted,
-    row of the root, rows laid out for root and nodes (0 for padding), first entry, entries (16 at most), first segment.
-    entries [m, 4]: last node accepted, token behind it, first of its nodes, number of nodes, fewer than rows; the first
-    that fits counts. nodes [k, 4]: token, parent, depth from 1 on, unused. page_table [lines, pages]; lines [rows].
+    row of the root, rows laid out for root and nodes (0 for padding), first of its nodes, number of nodes, fewer than
+    rows, first segment. nodes [k, 4]: token, parent, depth from 1 on, unused. page_table [lines, pages]; lines [rows].
     In place, int32, the arrays of the pass as `PlanArrays` has them, laid out with all rows as if all were nodes: those
-    beyond the chosen tree become padding, which for `logit_rows` and `decode_rows` is -1. A segment has `segment_rows`
+    beyond the tree become padding, which for `logit_rows` and `decode_rows` is -1. A segment has `segment_rows`
     rows at most. The slots of nodes stay, and `item_offsets` is left to `count_splits`.
     """
     launch(
         _select_outcomes,
         (len(choices),),
         choices,
-        entries,
         nodes,
         result,
         page_table,
@@ -166,13 +146,11 @@ def select_outcomes(
         warps=2,
         WIDTH=MAX_ROWS,
         RESULT=RESULT_WIDTH,
-        ENTRIES=MOST_ENTRIES,
     )
 
 
 def select_outcomes_reference(
     choices: torch.Tensor,
-    entries: torch.Tensor,
     nodes: torch.Tensor,
     result: torch.Tensor,
     page_table: torch.Tensor,
@@ -191,14 +169,10 @@ def select_outcomes_reference(
     segments: torch.Tensor,
 ) -> None:
     """The same in torch."""
-    for item, at, start, root, rows, first_entry, count, segment in choices.tolist():
+    for item, at, start, root, rows, first_node, size, segment in choices.tolist():
         if not rows:
             continue
-        accepted = int(result[at, 0])
-        node = int(result[at, 1 + accepted]) if accepted else -1
-        token, position = int(result[at, 2 + MAX_ROWS + accepted]), start + accepted
-        held = entries[first_entry : first_entry + count].tolist()
-        first_node, size = next((tuple(entry[2:]) for entry in held if entry[:2] == [node, token]), (0, 0))
+        position = start + int(result[at, 0])
         drafted = nodes[first_node : first_node + size]
         page = int(page_table[int(lines[root]), position // page_size])
         positions[root], write_slots[root] = position, page * page_size + position % page_size

@@ -1,4 +1,4 @@
-"""Trees of a pass that the device drafts behind the pass before: a choice gets the one tree that there is for it."""
+"""Trees of a pass that the device drafts behind the pass before: each choice gets its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from slipstream_kernels.token_tree import MAX_ROWS
 def _hand_trees(
     trees: tl.tensor,
     choices: tl.tensor,
-    entries: tl.tensor,
     nodes: tl.tensor,
     result: tl.tensor,
     WIDTH: tl.constexpr,
@@ -30,23 +29,18 @@ def _hand_trees(
     choice = choices + tl.program_id(0) * 8
     rows = tl.load(choice + 4)
     if rows > 0:
-        entry = entries + tl.load(choice + 5) * 4
-        place = tl.load(entry + 3)
+        place = tl.load(choice + 6)
         tl.debug_barrier()  # all threads have read what one of them writes below
         if place < 0:
             tree = trees + (-1 - place).to(tl.int64) * TREE
-            outcome = result + tl.load(choice + 1) * RESULT
-            accepted = tl.load(outcome)
-            tl.store(choice + 2, tl.load(choice + 2) - accepted)
-            tl.store(entry, tl.load(outcome + 1 + accepted, mask=accepted > 0, other=-1))
-            tl.store(entry + 1, tl.load(outcome + 2 + WIDTH + accepted))
+            tl.store(choice + 2, tl.load(choice + 2) - tl.load(result + tl.load(choice + 1) * RESULT))
             size = tl.minimum(tl.load(tree + COUNT), rows - 1)
-            tl.store(entry + 3, size)
+            tl.store(choice + 6, size)
 
             index = tl.arange(0, WIDTH)
             live = index < size
             parent = tl.load(tree + PARENTS + index, mask=live, other=-1)
-            node = nodes + (tl.load(entry + 2) + index) * 4
+            node = nodes + (tl.load(choice + 5) + index) * 4
             tl.store(node, tl.load(tree + index, mask=live, other=0), mask=live)
             tl.store(node + 1, parent, mask=live)
             depth = tl.full((WIDTH,), 1, tl.int32)
@@ -56,23 +50,19 @@ def _hand_trees(
             tl.store(node + 2, depth, mask=live)
 
 
-def hand_trees(
-    trees: torch.Tensor, choices: torch.Tensor, entries: torch.Tensor, nodes: torch.Tensor, result: torch.Tensor
-) -> None:
-    """In front of `select_outcomes`: fill in what it chooses from where that is drafted, and not prepared.
+def hand_trees(trees: torch.Tensor, choices: torch.Tensor, nodes: torch.Tensor, result: torch.Tensor) -> None:
+    """In front of `select_outcomes`: fill in the trees.
 
     Inputs, int32: trees [any, TREE_WIDTH], as `DraftTrees.result`; result [any, 130] of the pass before. In place,
-    int32, as in `select_outcomes`: of each of `choices` whose first entry has a negative size (-1 - r for row r of
-    `trees`), the entry comes to fit however the pass before ended, with as many of the tree's first nodes as there
-    are rows; `nodes` has room for those. The root's position is given as if the end were known, and becomes that for
-    no node accepted.
+    int32, as in `select_outcomes`: each of `choices` with a negative number of nodes (-1 - r for row r of `trees`) gets
+    as many of the tree's first nodes as there are rows; `nodes` has room for those. The root's position is given as if
+    the end were known, and becomes that for no node accepted.
     """
     launch(
         _hand_trees,
         (len(choices),),
         trees,
         choices,
-        entries,
         nodes,
         result,
         warps=1,
@@ -84,20 +74,17 @@ def hand_trees(
     )
 
 
-def hand_trees_reference(
-    trees: torch.Tensor, choices: torch.Tensor, entries: torch.Tensor, nodes: torch.Tensor, result: torch.Tensor
-) -> None:
+def hand_trees_reference(trees: torch.Tensor, choices: torch.Tensor, nodes: torch.Tensor, result: torch.Tensor) -> None:
     """The same in torch."""
     for choice in choices:
-        rows, entry = int(choice[4]), entries[int(choice[5])]
-        if not rows or entry[3] >= 0:
+        rows, place = int(choice[4]), int(choice[6])
+        if not rows or place >= 0:
             continue
-        tree, outcome = trees[-1 - int(entry[3])].tolist(), result[int(choice[1])].tolist()
-        accepted, size = outcome[0], min(tree[COUNT], rows - 1)
-        choice[2] -= accepted
-        node = outcome[1 + accepted] if accepted else -1
-        entry[0], entry[1], entry[3] = node, outcome[2 + MAX_ROWS + accepted], size
+        tree = trees[-1 - place].tolist()
+        size = min(tree[COUNT], rows - 1)
+        choice[2] -= result[int(choice[1]), 0]
+        choice[6] = size
         depths: list[int] = []
         for index, parent in enumerate(tree[PARENTS : PARENTS + size]):
             depths.append(1 if parent < 0 else depths[parent] + 1)
-            nodes[int(entry[2]) + index, :3] = torch.tensor([tree[index], parent, depths[-1]])
+            nodes[int(choice[5]) + index, :3] = torch.tensor([tree[index], parent, depths[-1]])

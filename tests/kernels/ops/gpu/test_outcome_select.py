@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_kernels.ops.gpu.outcome_select import (
-    MOST_ENTRIES,
     count_splits,
     count_splits_reference,
     select_outcomes,
@@ -26,21 +25,16 @@ EMPTY = TokenTree((), ())
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Accepted nodes and the token behind them; prepared trees by (node, token); where the root would stand."""
+    """Accepted nodes of the pass before; the tree; rows of padding behind it; where the root stood if none was."""
 
-    accepted: tuple[int, ...]
-    token: int
-    entries: list[tuple[int, int, TokenTree]] = field(default_factory=list)
+    accepted: int
+    tree: TokenTree = EMPTY
+    spare: int = 0
     start: int = 0
 
     @property
     def rows(self) -> int:
-        return 1 + max((len(tree) for _, _, tree in self.entries), default=0)
-
-    @property
-    def chosen(self) -> TokenTree:
-        key = (self.accepted[-1] if self.accepted else -1, self.token)
-        return next((tree for node, token, tree in self.entries if (node, token) == key), EMPTY)
+        return 1 + len(self.tree) + self.spare
 
 
 @st.composite
@@ -50,13 +44,7 @@ def trees(draw: st.DrawFn) -> TokenTree:
     return TokenTree(tuple(range(20, 20 + size)), parents)
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    accepted = tuple(sorted(draw(st.sets(st.integers(0, 4), max_size=3))))
-    entry = st.tuples(st.sampled_from([-1, *accepted, 4]), st.integers(0, 2), trees())
-    count = draw(st.sampled_from([0, 1, 3, MOST_ENTRIES]))
-    entries = draw(st.lists(entry, min_size=count, max_size=count))
-    return Request(accepted, draw(st.integers(0, 2)), entries, draw(st.integers(0, 60)))
+requests = st.builds(Request, st.integers(0, 4), st.just(EMPTY) | trees(), st.integers(0, 3), st.integers(0, 60))
 
 
 def tensor(values: object) -> torch.Tensor:
@@ -66,7 +54,7 @@ def tensor(values: object) -> torch.Tensor:
 def run(op, batch: list[Request | None], page_size: int, segment_rows: int) -> dict[str, list]:
     """What the arrays of a pass hold afterwards; None is padding among the choices. Line i is the i-th request's."""
     found = [request for request in batch if request is not None]
-    choices, entries, nodes, deciding, segments = [], [], [], [], []
+    choices, nodes, deciding, segments = [], [], [], []
     root = 0
     for request in batch:
         if request is None:
@@ -74,22 +62,18 @@ def run(op, batch: list[Request | None], page_size: int, segment_rows: int) -> d
             continue
         item = len(deciding)
         choices.append(
-            [item, len(found) - 1 - item, request.start, root, request.rows, len(entries), len(request.entries),
+            [item, len(found) - 1 - item, request.start, root, request.rows, len(nodes), len(request.tree),
              len(segments)]
         )  # fmt: skip
-        for node, token, tree in request.entries:
-            entries.append([node, token, len(nodes), len(tree)])
-            nodes += [[*each, GARBAGE] for each in zip(tree.token_ids, tree.parents, tree.depths, strict=True)]
+        tree = request.tree
+        nodes += [[*each, GARBAGE] for each in zip(tree.token_ids, tree.parents, tree.depths, strict=True)]
         deciding.append([root, request.rows, item, GARBAGE])
         parts = range(0, request.rows, segment_rows)
         segments += [[root + first, min(segment_rows, request.rows - first), item, GARBAGE] for first in parts]
         root += request.rows
     result = np.full((len(found), RESULT_WIDTH), GARBAGE, np.int32)
     for row, request in zip(result[::-1], found, strict=True):
-        count = len(request.accepted)
-        row[0] = count
-        row[2 : 2 + count] = request.accepted
-        row[66 + count] = request.token
+        row[0] = request.accepted
     rows = np.arange(root + 2)  # and two rows of padding, which stay as they are
     lines = np.full(len(rows), GARBAGE)
     for item, (first, count, _, _) in enumerate(deciding):
@@ -107,7 +91,7 @@ def run(op, batch: list[Request | None], page_size: int, segment_rows: int) -> d
         "decode_rows", "segments",
     )  # fmt: skip
     op(
-        tensor(choices).reshape(-1, 8), tensor(entries).reshape(-1, 4), tensor(nodes).reshape(-1, 4), tensor(result),
+        tensor(choices).reshape(-1, 8), tensor(nodes).reshape(-1, 4), tensor(result),
         pages, page_size, segment_rows, tensor(lines), *(moved[name] for name in names),
     )  # fmt: skip
     return {name: moved[name].tolist() for name in names}
@@ -118,7 +102,7 @@ def check(batch: list[Request | None], page_size: int, segment_rows: int) -> Non
         arrays = run(op, batch, page_size, segment_rows)
         root = segment = 0
         for item, request in enumerate(request for request in batch if request is not None):
-            tree, position = request.chosen, request.start + len(request.accepted)
+            tree, position = request.tree, request.start + request.accepted
             live, end = root + 1 + len(tree), root + request.rows
             slot = (100 * item + position // page_size) * page_size + position % page_size
             idle = range(live, end)
@@ -145,9 +129,9 @@ def check(batch: list[Request | None], page_size: int, segment_rows: int) -> Non
         assert arrays["parents"][root:] == [GARBAGE, GARBAGE]
 
 
-@given(st.lists(st.none() | requests(), min_size=1, max_size=3), st.sampled_from([1, 4, 16]), st.integers(1, 16))
+@given(st.lists(st.none() | requests, min_size=1, max_size=3), st.sampled_from([1, 4, 16]), st.integers(1, 16))
 @settings(max_examples=20)
-def test_the_tree_of_the_end_that_came_is_laid_out(
+def test_roots_stand_where_the_pass_before_ended_with_their_trees_below_them(
     batch: list[Request | None], page_size: int, segment_rows: int
 ) -> None:
     check(batch, page_size, segment_rows)
@@ -155,8 +139,8 @@ def test_the_tree_of_the_end_that_came_is_laid_out(
 
 def test_the_largest_tree_behind_the_longest_path() -> None:
     chain = TokenTree.chain([5] * 63)
-    check([Request(tuple(range(63)), 2, [(61, 2, TokenTree((9,), (-1,))), (62, 2, chain)], 1)], 16, 21)
-    check([Request(tuple(range(63)), 1, [(62, 2, chain)], 1)], 16, 21)
+    check([Request(63, chain, 0, 1)], 16, 21)
+    check([Request(63, EMPTY, 63, 1)], 16, 21)
 
 
 def test_splits_are_counted_as_the_host_does() -> None:

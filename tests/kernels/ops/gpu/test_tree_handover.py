@@ -47,21 +47,19 @@ def test_a_choice_gets_the_tree_that_was_drafted_for_it(op, batch):
     count = len(batch)
     drafted = tensor([words_of(tree) for tree, _, _ in batch][::-1])
     result = tensor([outcome_of(accepted) for _, accepted, _ in batch])
-    choices, entries = [], []
-    for item, (_, _, rows) in enumerate(batch):
-        choices.append([item, item, 50 + item, 0, rows, item, 1, 0])
-        entries.append([GARBAGE, GARBAGE, 2 + item * MAX_ROWS, -1 - (count - 1 - item)])
-    prepared = [count, 0, 9, 0, 2, count, 1, 0]  # a choice among trees of the host
-    choices, entries = tensor([*choices, prepared, [0] * 8]), tensor([*entries, [3, 4, 5, 1]])
+    choices = [
+        [item, item, 50 + item, 0, rows, 2 + item * MAX_ROWS, item - count, 0]
+        for item, (_, _, rows) in enumerate(batch)
+    ]
+    alone = [count, 0, 9, 0, 1, 0, 0, 0]  # a root without a tree
+    choices = tensor([*choices, alone, [0] * 8])
     nodes = tensor(np.full((2 + count * MAX_ROWS, 4), GARBAGE))
-    op(drafted, choices, entries, nodes, result)
-    assert choices[count:].tolist() == [prepared, [0] * 8]
-    assert entries[count].tolist() == [3, 4, 5, 1]
+    op(drafted, choices, nodes, result)
+    assert choices[count:].tolist() == [alone, [0] * 8]
     left = torch.ones(len(nodes), dtype=torch.bool)
     for item, (tree, accepted, rows) in enumerate(batch):
         size, first = min(len(tree), rows - 1), 2 + item * MAX_ROWS
-        assert choices[item].tolist() == [item, item, 50 + item - accepted, 0, rows, item, 1, 0]
-        assert entries[item].tolist() == [2 * accepted if accepted else -1, 100 + accepted, first, size]
+        assert choices[item].tolist() == [item, item, 50 + item - accepted, 0, rows, first, size, 0]
         listed = zip(tree.token_ids[:size], tree.parents[:size], tree.depths[:size], strict=True)
         assert nodes[first : first + size, :3].tolist() == [list(each) for each in listed]
         left[first : first + size] = False

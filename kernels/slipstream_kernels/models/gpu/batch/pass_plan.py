@@ -61,12 +61,9 @@ class PassPlan:
     scored: Int32 = field(default_factory=_none_scored)
     """[any, 3]: row, a token whose logprob its logits are to tell, how many of the likeliest tokens are told beside"""
     choices: Int32 = field(default_factory=_no_choices)
-    """[requests whose trees the device chooses, 8], as in `select_outcomes`, but for the first segments. All `decodes`
-    decide; the pass is `in_order`, `has_trees`, and follows the one whose results select the outcomes"""
-    entries: Int32 = field(default_factory=_no_spans)
-    """[prepared trees, 4], as in `select_outcomes`; of one drafted on the device, what `hand_trees` makes that of"""
-    entry_nodes: Int32 = field(default_factory=_no_spans)
-    """[nodes of prepared trees, 4], as in `select_outcomes`"""
+    """[requests whose rows the device settles, 8], as in `select_outcomes`, those with trees drafted on the device as
+    `hand_trees` takes them; but for the first segments. All `decodes` decide; the pass is `in_order`, `has_trees`,
+    and follows the one whose results select the outcomes"""
     trees: DeviceTrees | None = None
     """Those that are drafted on the device, if any"""
     has_trees: bool = False

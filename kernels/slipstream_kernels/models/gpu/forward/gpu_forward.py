@@ -128,7 +128,6 @@ class GpuForward:
         ops.write_words(tables.words, plan.updates)  # roots may stand on pages that these bring
         ops.select_outcomes(
             choices.choices,
-            choices.entries,
             choices.nodes,
             self._pool.results,
             tables.page_table,
@@ -149,8 +148,8 @@ class GpuForward:
         ops.count_splits(plan.segments, plan.item_offsets)
 
     def hand(self, choices: OutcomeArrays[torch.Tensor], trees: torch.Tensor) -> None:
-        """In front of `choose`: what it chooses from that is drafted on the device, in `trees`; see `hand_trees`."""
-        self._ops.hand_trees(trees, choices.choices, choices.entries, choices.nodes, self._pool.results)
+        """In front of `choose`: the trees that are drafted on the device, in `trees`; see `hand_trees`."""
+        self._ops.hand_trees(trees, choices.choices, choices.nodes, self._pool.results)
 
     def head(self, x: torch.Tensor, rows: torch.Tensor, b: HeadBuffers) -> None:
         """Logits of rows, int32 [n], of the residual stream behind the last layer; those of -1 are padding."""

@@ -12,7 +12,7 @@ from slipstream_kernels.models.gpu.batch.pass_plan import CHOICE, Int32, PassPla
 
 _ARRAYS = tuple(field.name for field in fields(PassPlan) if field.type == "Int32")
 _FLAGS = tuple(field.name for field in fields(PassPlan) if field.type == "bool")
-_COLUMNS = dict.fromkeys(("deciding", "decodes", "prefills", "entries", "entry_nodes"), 4) | {
+_COLUMNS = dict.fromkeys(("deciding", "decodes", "prefills"), 4) | {
     "choices": CHOICE,
     "scored": 3,
 }

@@ -38,8 +38,7 @@ def test_bytes_hold_everything() -> None:
     tree = TokenTree((7, 8, 9), (-1, 0, -1))
     plan = pass_of(limits, [Span(0, [3, 4, 5], 10, [1, 2]), Span(2, [-1], 15, [5], tree)])
     bias = np.array([0.5, -np.inf], np.float32)
-    choices, entries = np.arange(16, dtype=np.int32).reshape(2, 8), np.arange(12, dtype=np.int32).reshape(3, 4)
-    plan = dataclasses.replace(plan, choices=choices, entries=entries, entry_nodes=entries[:2] + 5)
+    plan = dataclasses.replace(plan, choices=np.arange(16, dtype=np.int32).reshape(2, 8))
     plan = dataclasses.replace(plan, scored=np.arange(6, dtype=np.int32).reshape(2, 3))
     message = StepMessage(
         (
