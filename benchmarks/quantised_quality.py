@@ -1,11 +1,12 @@
-"""What fewer bits a weight cost a model's predictions: bits per byte of texts, and the divergence from the original.
+"""What fewer bits a weight, key or value cost a model's predictions: bits per byte, and divergence from the original.
 
-    python -m benchmarks.quantised_quality --texts FILE.jsonl[.xz] [--model DIR] [--tokens N] [--output FILE] OUT ...
+    python -m benchmarks.quantised_quality --texts FILE.jsonl[.xz] [--model DIR] [--tokens N] [--fp8-cache]
+        [--output FILE] [OUT ...]
 
 FILE holds a conversation (`messages`) or a `text` a line, which the model has not been trained on. OUT are quantised
 forms of the model in DIR, as `slipstream quantize` writes them. Bits are those of every token after a text's first,
 over the bytes of these tokens' text; the divergence is that of the original's distribution from the quantised, in nats
-a token.
+a token. With --fp8-cache all models are measured with keys and values of 8 bits too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from benchmarks.lib.repository import DEMO_MODEL
 from slipstream.chat_template import ChatTemplate
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.models.kv_form import FLOAT, KVForm
 
 _LONGEST = 512
 """Tokens of a text that are read."""
@@ -93,7 +95,8 @@ def read_tokens(folder: Path, texts: Path, most: int) -> tuple[list[list[int]], 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("quantised", nargs="+", type=Path, metavar="OUT")
+    parser.add_argument("quantised", nargs="*", type=Path, metavar="OUT")
+    parser.add_argument("--fp8-cache", action="store_true")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--tokens", type=int, default=20_000)
@@ -102,13 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folders = [options.model, *options.quantised]
     token_lists, size = read_tokens(options.model, options.texts, options.tokens)
     count = sum(map(len, token_lists)) - len(token_lists)
-    sums = measure([CausalLM.load(folder) for folder in folders], token_lists)
+    forms = {"": FLOAT} | ({", KV cache in fp8": KVForm(fp8=True)} if options.fp8_cache else {})
+    kinds = [(folder, name) for name in forms for folder in folders]
+    sums = measure([CausalLM.load(folder, kv_form=forms[name]) for folder, name in kinds], token_lists)
     rows = []
-    for folder, each in zip(folders, sums, strict=True):
+    for (folder, form), each in zip(kinds, sums, strict=True):
         bits = each.nats / np.log(2) / size
         rows.append(
             {
-                "model": folder.name,
+                "model": folder.name + form,
                 "bits_per_byte": bits,
                 "more_than_original": each.nats / sums[0].nats - 1,
                 "mean_divergence_nats": each.divergence / count,
@@ -116,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
         )
     header = ["model", "bits per byte", "more", "mean KL, nats", "same likeliest token"]
-    cells = [[row["model"], *(f"{row[name]:{form}}" for name, form in _COLUMNS)] for row in rows]
+    cells = [[row["model"], *(f"{row[name]:{digits}}" for name, digits in _COLUMNS)] for row in rows]
     print(markdown_table(header, cells))
     print(f"\n{count} tokens, {size} bytes of {len(token_lists)} texts.")
     if options.output:

@@ -21,10 +21,12 @@ def test_figures_of_fewer_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     texts.write_bytes(lzma.compress("\n".join(map(json.dumps, lines)).encode()))
     folders = [str(tmp_path / name) for name in ("fp8", "w4a16")]
     output = tmp_path / "out.json"
-    assert main(["--texts", str(texts), "--model", str(source), "--output", str(output), *folders]) == 0
+    assert main(["--texts", str(texts), "--model", str(source), "--output", str(output), "--fp8-cache", *folders]) == 0
     assert "bits per byte" in capsys.readouterr().out
     found = json.loads(output.read_text())
-    original, eight, four = found["rows"]
+    original, eight, four, cache, *both = found["rows"]
+    assert cache["model"] == "source, KV cache in fp8" and len(both) == 2
+    assert 0 < cache["mean_divergence_nats"] < both[1]["mean_divergence_nats"]
     assert original["mean_divergence_nats"] == 0 and original["same_likeliest"] == 1
     assert 0 < eight["mean_divergence_nats"] < four["mean_divergence_nats"]
     assert found["bytes"] > len(SENTENCES[0]) + len(SENTENCES[1])
