@@ -7,13 +7,14 @@ Requests pass through the verify loop of the service in this process; a step is 
 the next, so that scheduling, sampling and everything else on the way is in it. Sections:
 
     plain         one request at several contexts
-    batch         1 to 256 requests at context 1k
+    batch         1 to 256 requests at context 1k, or --batches at --batch-context
     verify        trees of 1 to 64 rows, 1 to 64 requests
     device        beside the served step: its graph alone, and how long the GPU idles between steps
     prefill       prompts of 512 to 16k tokens
     transformers  Hugging Face transformers' generate with the same tensors, one request
 
-Every section prints its table as soon as it is done and is kept in the file, beside those of earlier runs.
+Modes are exact, fast, fast+flashinfer, and exact+fp8, with a KV cache of 8 bits. Every section prints its table as soon
+as it is done and is kept in the file, beside those of earlier runs.
 """
 
 from __future__ import annotations
@@ -43,10 +44,13 @@ from benchmarks.local_engine.measured_model import make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import random_token_ids
 from benchmarks.local_engine.synthetic_trees import SizedTrees
 from slipstream_kernels.models.checkpoint.model_config import read_json
-from slipstream_kernels.models.gpu.forward.flashinfer_attention import TRITON
+from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
+from slipstream_kernels.models.kv_form import KVForm
 
 TRANSFORMERS = "transformers"
-MODES = ("exact", "fast", "fast+flashinfer")
+FP8 = "fp8"
+"""Behind a mode: keys and values are held in 8 bits."""
+MODES = ("exact", "exact+fp8", "fast", "fast+flashinfer")
 COMPARED = {
     "plain": (("context", "batch"), "step ms"),
     "batch": (("context", "batch"), "step ms"),
@@ -135,8 +139,9 @@ def measure_modes(options: argparse.Namespace, sizes: Sizes, report: Report) -> 
     weights = make_weights(options.weights, options.model, shape_of(options), options.device)
     facts = {"weights": options.weights, "prefill_chunk": options.prefill_chunk, "steps": sizes.steps}
     for mode in options.modes:
-        kind, _, attention = mode.partition("+")
-        model = start_model(weights, config, mode=kind, attention=attention or TRITON)
+        kind, _, more = mode.partition("+")
+        kv = KVForm(fp8=more == FP8)
+        model = start_model(weights, config, mode=kind, attention=FLASHINFER if more == FLASHINFER else TRITON, kv=kv)
         print(f"{mode}: memory: {model.memory}")
         trees = SizedTrees(model.config.vocab_size)
         with local_loop(model, config, trees) as loop:
@@ -177,6 +182,10 @@ def _list(text: str) -> list[str]:
     return text.split(",")
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     names = [*SECTIONS, TRANSFORMERS]
@@ -187,6 +196,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="model whose constants, or text, are taken")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a trial with the ops' twins (cuda)")
     parser.add_argument("--prefill-chunk", type=int, default=2048, help="prompt rows of a step (2048)")
+    sizes = Sizes()
+    parser.add_argument("--batches", type=_numbers, default=sizes.batches, help="requests of the section batch")
+    parser.add_argument("--batch-context", type=int, default=sizes.batch_context, help="their context (1024)")
     parser.add_argument("--steps", type=int, default=100, help="steps a figure is the median of (100)")
     parser.add_argument("--output", type=Path, help="JSON file to keep the results in")
     parser.add_argument("--plot", type=Path, help="picture of verify step time against rows")
@@ -216,7 +228,7 @@ def run(options: argparse.Namespace, sizes: Sizes) -> Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; the exit status says nothing about speed."""
     options = parse(arguments)
-    run(options, Sizes(steps=options.steps))
+    run(options, Sizes(batches=options.batches, batch_context=options.batch_context, steps=options.steps))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from slipstream_kernels.models.gpu.forward.ops_namespace import twins
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import Float32, GpuLimits, GpuModel, PassHandle, PassPlan
 from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer
+from slipstream_kernels.models.kv_form import FLOAT, KVForm
 
 KINDS = ("folder", "inflated", "random")
 
@@ -181,11 +183,12 @@ def start_model(
     hashed: bool = False,
     boundaries: int = 0,
     progress: bool = True,
+    kv: KVForm = FLOAT,
 ) -> MeasuredModel:
     """A model prepared as `limits_of` says; on the CPU it is made of the ops' twins in torch."""
     kind = HashedModel if hashed else MeasuredModel
     ops = twins() if weights.embedding.device.type == "cpu" else None
-    limits = limits_of(config, boundaries)
+    limits = replace(limits_of(config, boundaries), kv=kv)
     model = kind.from_weights(weights, limits, mode=mode, attention=attention, ops=ops, progress=progress)
     assert isinstance(model, MeasuredModel)
     return model

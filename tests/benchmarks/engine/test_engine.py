@@ -88,3 +88,11 @@ def test_a_loop_has_room_for_what_its_sections_measure_and_no_more():
     assert large.num_pages * large.page_size > 256 * 1500
     assert large.max_context > 32768 + 1000
     assert (small.max_running, small.step_nodes, small.prefill_chunk) == (1, 1, 512)
+
+
+def test_a_cache_of_8_bits_is_a_mode(tiny_model, tmp_path):
+    chosen = options(tiny_model, tmp_path / "engine.json", "batch", "--modes", "exact+fp8", "--batches", "1,2",
+                     "--batch-context", "20")  # fmt: skip
+    assert (chosen.batches, chosen.batch_context) == ((1, 2), 20)
+    report = engine.run(chosen, Sizes(batches=(2,), batch_context=20, steps=2))
+    assert [row["batch"] for row in report.figures["exact+fp8"]["batch"]["rows"]] == [2]
