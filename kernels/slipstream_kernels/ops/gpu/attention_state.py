@@ -252,7 +252,7 @@ def load_rows(
     seen: tl.tensor | None = None,
     FRESH: tl.constexpr = False,
     scales: tl.tensor | None = None,
-    first_scale: tl.tensor | int = 0,
+    first_scale: int = 0,
 ) -> tl.tensor:
     """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above.
 
