@@ -25,7 +25,7 @@ ACCEPT = {"Accept": "application/openmetrics-text;version=1.0.0"}
 OF_PROMETHEUS = {"up"}
 """What Prometheus itself records of a target."""
 
-_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "info": ("_info",)}
 _NOT_NAMES = re.compile(r'"[^"]*"|\{[^{}]*\}|\[[^\[\]]*\]|\b(?:by|on|ignoring|group_left|group_right)\s*\([^()]*\)')
 _WORD = re.compile(r"[a-zA-Z_][\w:]*")
 _KEYWORDS = {"and", "or", "unless", "sum", "max", "min", "avg", "count", "rate", "increase", "resets", "vector",
