@@ -20,4 +20,5 @@ def test_rounds_draft_behind_passes_and_are_split_by_part(form: str) -> None:
     drafting = cost.parts[DRAFT_THREAD if form == SERVICE else LOOP_THREAD]
     assert drafting["draft behind: round"] > 0.0
     assert cost.calls[LOOP_THREAD] > 50.0
-    assert (cost.calls[DRAFT_THREAD] > 50.0) == (form == SERVICE)
+    worker = cost.calls.get(DRAFT_THREAD, 0.0)  # which may not have run at all
+    assert (worker > 50.0) == (form == SERVICE)
