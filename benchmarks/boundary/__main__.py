@@ -36,7 +36,7 @@ from benchmarks.boundary.settings import BEHIND, CUDA_IPC, MODES, PLACES, TRANSP
 from benchmarks.boundary.tables import rows_of, text_of
 from benchmarks.inflate.shape_arguments import add_shape_arguments, shape_of
 from benchmarks.lib.mps import mps_server
-from benchmarks.lib.report import write_json
+from benchmarks.lib.report import plain_options, write_json
 from benchmarks.lib.repository import DEMO_MODEL, ROOT
 from slipstream_kernels.ipc.cuda_driver import gpu_uuids
 
@@ -45,7 +45,7 @@ Content = dict[str, Any]
 
 def run(options: argparse.Namespace) -> Content:
     """Measure every place, one after the other; what has been measured is kept in the file from then on."""
-    content: Content = {"places": {}, "options": _plainly(options)}
+    content: Content = {"places": {}, "options": plain_options(options)}
     with tempfile.TemporaryDirectory(prefix="boundary-") as folder:
         for place in options.places:
             content["places"][place] = _place(options, place, Path(folder))
@@ -129,11 +129,6 @@ def _measured(options: argparse.Namespace, place: str, folder: Path) -> Measured
 def _keep(options: argparse.Namespace, content: Content) -> None:
     if options.output:
         write_json(options.output, content)
-
-
-def _plainly(options: argparse.Namespace) -> Content:
-    """Options as JSON has them; of paths their names, as folders are those of one machine."""
-    return {name: value.name if isinstance(value, Path) else value for name, value in vars(options).items()}
 
 
 def _list(text: str) -> list[str]:

@@ -41,7 +41,7 @@ from benchmarks.chaos.judge import Bounds, Run, judge
 from benchmarks.chaos.traffic import Answers, Traffic, ask_all, reference
 from benchmarks.chaos.watch import Watch, ends_of_services, left_behind, tracebacks
 from benchmarks.lib.process_samples import sample_processes
-from benchmarks.lib.report import machine, write_json
+from benchmarks.lib.report import machine, plain_options, write_json
 from benchmarks.lib.request_mix import Manners, Question, questions
 from benchmarks.lib.server_process import Server, served, with_test_modules
 from launcher.services.commands import IN_PROCESS, proposer_name
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(facts["requests"][name]))
     print(f"NOT AS PROMISED: {'; '.join(broken)}" if broken else "as promised", flush=True)
     if options.output:
-        asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        asked = plain_options(options)
         write_json(options.output, {"machine": machine(), "options": asked, "broken": broken, **facts})
     return int(bool(broken))
 

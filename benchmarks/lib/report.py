@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -32,6 +33,11 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2f}"
     return str(value)
+
+
+def plain_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Options as JSON has them; of paths their names, as folders are those of one machine."""
+    return {name: value.name if isinstance(value, Path) else value for name, value in vars(options).items()}
 
 
 def machine() -> dict[str, Any]:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.process_samples import device_bytes, sample_processes
-from benchmarks.lib.report import gpu_machine, write_json
+from benchmarks.lib.report import gpu_machine, plain_options, write_json
 from benchmarks.lib.request_mix import Question, questions
 from benchmarks.lib.server_process import Server, served
 from benchmarks.soak import tables
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _content(
     options: argparse.Namespace, seen: Seen, facts: dict[str, Any], broken: Sequence[str], windows: dict[str, Any]
 ) -> dict[str, Any]:
-    asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+    asked = plain_options(options)
     return {
         "machine": gpu_machine(options.device),
         "options": asked,
