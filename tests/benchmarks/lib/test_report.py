@@ -1,7 +1,9 @@
+import argparse
 import json
+from pathlib import Path
 
 from benchmarks.figures import BLOCKS, PAGES, RESULTS
-from benchmarks.lib.report import gpu_machine, markdown_table, write_json
+from benchmarks.lib.report import gpu_machine, markdown_table, plain_options, write_json
 
 
 def test_markdown_table_aligns_and_formats():
@@ -46,3 +48,8 @@ def test_gpu_results_render():
     text = BLOCKS["gpu_exactness"]({"machine": machine, "parts": {"demo": demo, "inflated": inflated}})
     assert "demo: all" in text
     assert "2 of 2 greedy answers" in text
+
+
+def test_options_keep_of_paths_their_names_alone():
+    options = argparse.Namespace(output=Path("/somewhere/on/a/machine/out.json"), rounds=3, model=None)
+    assert plain_options(options) == {"output": "out.json", "rounds": 3, "model": None}
