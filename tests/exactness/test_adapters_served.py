@@ -64,8 +64,11 @@ def unload(cluster: Cluster, name: str) -> httpx.Response:
 
 
 def served(cluster: Cluster) -> list[tuple[str, str | None]]:
-    data = httpx.get(f"{cluster.http_url}/v1/models").json()["data"]
-    return [(entry["id"], entry["parent"]) for entry in data]
+    """Names of all models with their parents; none while no verify service is ready."""
+    answer = httpx.get(f"{cluster.http_url}/v1/models", timeout=120)
+    if answer.status_code == 503:
+        return []
+    return [(entry["id"], entry["parent"]) for entry in answer.json()["data"]]
 
 
 @pytest.fixture(scope="module")
