@@ -1,8 +1,12 @@
 """How figures of traces are told."""
 
+import math
+
+import pytest
+
 from benchmarks.trace_cost.__main__ import OTHER, PLAIN, beside_plain
 from benchmarks.trace_cost.rounds import Load, Round
-from benchmarks.trace_cost.tables import text
+from benchmarks.trace_cost.tables import mean_interval, text
 
 FACTS = {"time": "now", "cores": 2, "processor": "P", "load_average": 0.5}
 
@@ -19,3 +23,11 @@ def test_rounds_are_compared_with_plain_ones_beside_them():
                     "parts": [{"way": "traced", "bound": "3 %", **told}]})  # fmt: skip
     assert "| a piece | 2 (2 to 2) |" in written
     assert "0.970 (0.960 to 0.980)" in written and "1.150 (1.125 to 1.175)" in written
+
+
+def test_a_mean_is_between_limits_that_close_in():
+    low, mean, high = mean_interval([0.5, 2.0] * 8)
+    assert mean == pytest.approx(1.0) and low * high == pytest.approx(1.0)
+    error = 1.959964 * math.log(2.0) * math.sqrt(16 / 15) / 4  # of the mean of 16 logarithms, each log 2 from it
+    assert math.log(high) == pytest.approx(error, rel=1e-5)
+    assert mean_interval([0.9]) == (pytest.approx(0.9),) * 3
