@@ -49,7 +49,7 @@ def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path)
         "model": "tiny", "prompt": "Numbers:", "max_tokens": TOKENS, "temperature": 0.8, "seed": 9, "n": 2,
         "return_token_ids": True, "structured_outputs": {"json": SCHEMA}, "logprobs": 1,
     }  # fmt: skip
-    asks = [*mixed([], TOKENS), *(Ask("completions", structured | {"seed": seed}) for seed in range(4))]
+    asks = 2 * [*mixed([], TOKENS), *(Ask("completions", structured | {"seed": seed}) for seed in range(4))]
     model = ("--model-name", "tiny")
     with ExitStack() as stack:
         one, two = (
@@ -65,20 +65,23 @@ def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path)
         async def run():
             streams = asyncio.create_task(answers(*served))
             former = one
-            committed = {one: verify_state(one).committed_tokens, two: 0}
+            committed = {one: verify_state(one).committed_tokens}
             for _ in range(2):
                 await asyncio.to_thread(
-                    wait_until, lambda former=former: verify_state(former).committed_tokens > committed[former] + 300,
+                    wait_until,
+                    lambda former=former: streams.done()
+                    or verify_state(former).committed_tokens > committed[former] + 300,
                     "the streams did not go on",
-                )  # fmt: skip
+                )
                 assert not streams.done(), "the streams were too short for this test"
                 later = two if former == one else one
+                committed[later] = verify_state(later).committed_tokens
                 write(path, one, two, draining=(former,))
                 await asyncio.to_thread(
                     wait_until, lambda former=former: verify_state(former).running + verify_state(former).queued == 0,
                     "the member was not emptied", 5.0,
                 )  # fmt: skip
-                former, committed[later] = later, verify_state(later).committed_tokens
+                former = later
             return await streams
 
         assert asyncio.run(run()) == undisturbed
