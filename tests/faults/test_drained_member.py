@@ -69,8 +69,9 @@ def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path)
             for _ in range(2):
                 await asyncio.to_thread(
                     wait_until,
-                    lambda former=former: streams.done()
-                    or verify_state(former).committed_tokens > committed[former] + 300,
+                    lambda former=former: (
+                        streams.done() or verify_state(former).committed_tokens > committed[former] + 300
+                    ),
                     "the streams did not go on",
                 )
                 assert not streams.done(), "the streams were too short for this test"
