@@ -1,11 +1,12 @@
 """Answers with an EAGLE-3 head that drafts behind passes in the model's process, against plain decoding's, one by one.
 
-    python -m benchmarks.head_exactness --prompts spec_bench_question.jsonl [--device cpu] [--output FILE]
+    python -m benchmarks.head_exactness --prompts spec_bench_question.jsonl [--device cuda|cpu|cpu-twins]
     python -m benchmarks.head_exactness --prompts ... --limit 2000 --random-budgets 1     # who has a tree is drawn
 
 Requests pass through the verify loop as the service runs it, without a network: plainly one at a time, then with the
 head, at every temperature, alone and many at a time. The exit status is 1 where an answer differs, or where no step on
-a GPU began with a tree that only the device knew. On a CPU heads draft behind no passes, and there are no such trees.
+a GPU began with a tree that only the device knew. On a CPU heads draft behind no passes, and there are no such trees:
+`cpu` is the engine that serves there, `cpu-twins` that of a GPU with the ops' twins in torch, a hundred times slower.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ from benchmarks.local_engine.random_budgets import random_budgets
 from benchmarks.local_engine.speculative_loop import Drafters, plain_loop, speculative_loop
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from verify_service.model_runner.factory import TargetModel
 
+CPU = "cpu"
+BOUNDARIES = 3
+"""Whose states a head reads."""
 SEED = 100
 TEMPERATURES = (0.0, 0.8)
 
@@ -58,8 +64,12 @@ def compare(options: argparse.Namespace) -> list[Figures]:
         ]
         for temperature in TEMPERATURES
     }
-    weights = make_weights("folder", options.model, Shape(), options.device)
-    model = start_model(weights, config, mode="exact", boundaries=3)
+    model: TargetModel
+    if options.device == CPU:
+        model = CausalLM.load(options.model)
+    else:
+        weights = make_weights("folder", options.model, Shape(), options.device.removesuffix("-twins"))
+        model = start_model(weights, config, mode="exact", boundaries=BOUNDARIES)
     with plain_loop(model, replace(config, max_running=1)) as loop:
         expected = {
             temperature: [answer.token_ids for answer in loop.run(alone, 1)]
@@ -67,10 +77,11 @@ def compare(options: argparse.Namespace) -> list[Figures]:
         }
     settings = f"target={options.model}:{options.settings}:num_draft_tokens={options.rows}"
     spec = f"draft_service.proposers.eagle.eagle3:create:{options.head}:{settings}"
-    drafters = Drafters({"eagle3": spec}, IN_PROCESS, options.device, deadline=30.0)
+    drafters = Drafters({"eagle3": spec}, IN_PROCESS, options.device.removesuffix("-twins"), deadline=30.0)
+    tokenizer = fingerprint(options.model).tokenizer
     rows: list[Figures] = []
     with ExitStack() as stack:
-        measured = stack.enter_context(speculative_loop(model, config, drafters, fingerprint(options.model).tokenizer))
+        measured = stack.enter_context(speculative_loop(model, config, drafters, tokenizer, BOUNDARIES))
         if options.random_budgets is not None:
             stack.enter_context(random_budgets(options.random_budgets))
         for temperature, alone in jobs.items():
@@ -104,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="target (the demo model)")
     parser.add_argument("--head", type=Path, default=DEMO_HEAD, help="EAGLE-3 head (the demo model's)")
     parser.add_argument("--settings", default="num_steps=5:topk=8", help="of the head (num_steps=5:topk=8)")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu: the ops' twins in torch (cuda)")
+    parser.add_argument("--device", default="cuda", help="cuda, cpu or cpu-twins (cuda)")
     parser.add_argument("--limit", type=int, default=240, help="prompts (240)")
     parser.add_argument("--longest", type=int, default=1500, help="tokens of a prompt, longer ones are left out (1500)")
     parser.add_argument("--tokens", type=int, default=64, help="most new tokens of an answer (64)")
@@ -118,8 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = compare(options)
     print(markdown_table(list(rows[0]), [list(row.values()) for row in rows]))
     if options.output:
-        write_json(options.output, {"machine": gpu_machine(options.device), "rows": rows})
-    shown = options.device == "cpu" or any(row["with trees of the device"] for row in rows)
+        write_json(options.output, {"machine": gpu_machine(options.device.removesuffix("-twins")), "rows": rows})
+    shown = options.device.startswith(CPU) or any(row["with trees of the device"] for row in rows)
     return int(not shown or any(row["differ"] for row in rows))
 
 

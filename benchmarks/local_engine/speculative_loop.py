@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 from benchmarks.lib.link_server import link_servers
 from benchmarks.local_engine.local_loop import LocalLoop, local_loop
-from benchmarks.local_engine.measured_model import MeasuredModel
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS, HostLimits
 from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.link_config import LinkConfig, LinkState
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host, load_host
+from verify_service.model_runner.factory import TargetModel
 
+CPU = "cpu"
 PROCESS = "process"
 PLACES = (IN_PROCESS, PROCESS)
 _START_SECONDS, _STOP_SECONDS = 180.0, 10.0
@@ -71,20 +73,33 @@ class SpeculativeLoop:
         return self.link.state()
 
 
+def _keep_no_states(model: TargetModel) -> None:
+    """A pass on a CPU keeps what its step asks for."""
+    if not isinstance(model, CausalLM):
+        model.capture(())
+
+
 @contextmanager
-def plain_loop(model: MeasuredModel, config: EngineConfig) -> Iterator[LocalLoop]:
+def plain_loop(model: TargetModel, config: EngineConfig) -> Iterator[LocalLoop]:
     """A loop without drafters, whose passes keep no states."""
-    model.capture(())
+    _keep_no_states(model)
     with local_loop(model, config) as loop:
         yield loop
 
 
 @contextmanager
 def speculative_loop(
-    model: MeasuredModel, config: EngineConfig, drafters: Drafters, tokenizer: str = "t"
+    model: TargetModel,
+    config: EngineConfig,
+    drafters: Drafters,
+    tokenizer: str = "t",
+    boundaries: int = 0,
 ) -> Iterator[SpeculativeLoop]:
-    """A loop whose requests may name any of the drafters; `tokenizer` is the fingerprint of the target's."""
-    model.capture(())
+    """A loop whose requests may name any of the drafters; `tokenizer` is the fingerprint of the target's.
+
+    States are published at `boundaries` at most, or at as many as a model on a GPU was made for.
+    """
+    _keep_no_states(model)
     target = model.config
     facts = LinkFacts(
         model_fingerprint="m",
@@ -95,12 +110,12 @@ def speculative_loop(
         max_context=config.max_context,
         max_nodes=config.max_nodes,
         feature_boundaries=tuple(boundaries_of(target.num_layers)),
-        most_boundaries=model.limits.boundaries,
+        most_boundaries=boundaries if isinstance(model, CausalLM) else model.limits.boundaries,
     )
     link = ChosenLink(facts, LinkConfig(deadline=drafters.deadline, num_slots=2 * config.max_running))
     with ExitStack() as stack:
         rows = config.prefill_chunk + config.max_running + config.step_nodes
-        device = str(model.kv.keys.device)
+        device = CPU if isinstance(model, CausalLM) else str(model.kv.keys.device)
         beside = drafters.place == IN_PROCESS
         stack.enter_context(_beside(link, drafters, device, rows) if beside else _behind(link, drafters))
         local = stack.enter_context(local_loop(model, config, link))

@@ -15,8 +15,10 @@ from verify_service.speculation.tree_sizing import TreeSizer
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
 
 
-@pytest.mark.parametrize("spoilt", [False, True])
-def test_answers_are_compared(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: bool) -> None:
+@pytest.mark.parametrize(("device", "spoilt"), [("cpu", False), ("cpu-twins", False), ("cpu-twins", True)])
+def test_answers_are_compared(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, spoilt: bool
+) -> None:
     run = LocalLoop.run
 
     def spoil(self, jobs, concurrency, **options):
@@ -30,7 +32,7 @@ def test_answers_are_compared(tiny_model: Path, tmp_path: Path, monkeypatch: pyt
     config = json.loads((tiny_model / "config.json").read_text())
     shape = Shape(config["hidden_size"], 96, 4, 2, config["vocab_size"])
     write_head(tmp_path / "head", EAGLE3["whole vocabulary"], shape)
-    arguments = ["--model", str(tiny_model), "--head", str(tmp_path / "head"), "--device", "cpu", "--limit", "3"]
+    arguments = ["--model", str(tiny_model), "--head", str(tmp_path / "head"), "--device", device, "--limit", "3"]
     arguments += ["--prompts", str(PROMPTS), "--tokens", "12", "--longest", "200", "--rows", "8", "--concurrency", "2"]
     arguments += ["--settings", "num_steps=3:topk=2:boundaries=0-1-2"]
     assert head_exactness.main([*arguments, "--output", str(tmp_path / "out.json")]) == spoilt
