@@ -44,9 +44,10 @@ def load_prompts(path: Path, *, limit: int | None = None) -> list[Prompt]:
 
 def _prompts(record: Record, number: int, label: str, databases: dict[str, str]) -> Iterator[Prompt]:
     if "turns" in record:
-        category = record["category"]
+        category = record.get("category") or record.get("task") or label
         group = "multi-turn conversation" if category in MT_BENCH_CATEGORIES else category
-        yield Prompt(str(record["question_id"]), group, (("user", record["turns"][0]),))
+        name = record.get("question_id", record.get("id", number))
+        yield Prompt(str(name), group, (("user", record["turns"][0]),))
         return
     if "messages" in record:
         messages = tuple((message["role"], message["content"]) for message in record["messages"])

@@ -27,6 +27,11 @@ def test_questions_take_their_first_turn_and_mt_bench_categories_are_one(tmp_pat
     ]
 
 
+def test_questions_without_a_category_are_grouped_by_their_task_or_file(tmp_path):
+    path = write(tmp_path / "q.jsonl", {"id": "gsm8k/1", "task": "math", "turns": ["a"]}, {"turns": ["b"]})
+    assert [(p.name, p.category) for p in load_prompts(path)] == [("gsm8k/1", "multi-turn conversation"), ("2", "q")]
+
+
 def test_conversations_are_grouped_by_source_and_task():
     prompts = load_prompts(OWN)
     assert {p.category for p in prompts} == {"own facts", "own sums", "own stories", "own code", "own copying"}
