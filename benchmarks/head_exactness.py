@@ -39,6 +39,8 @@ BOUNDARIES = 3
 """Whose states a head reads."""
 SEED = 100
 TEMPERATURES = (0.0, 0.8)
+RUN_SECONDS = 7200.0
+"""Of all requests of a temperature; a hang ends some time."""
 
 
 def compare(options: argparse.Namespace) -> list[Figures]:
@@ -72,7 +74,7 @@ def compare(options: argparse.Namespace) -> list[Figures]:
         model = start_model(weights, config, mode="exact", boundaries=BOUNDARIES)
     with plain_loop(model, replace(config, max_running=1)) as loop:
         expected = {
-            temperature: [answer.token_ids for answer in loop.run(alone, 1)]
+            temperature: [answer.token_ids for answer in loop.run(alone, 1, timeout=RUN_SECONDS)]
             for temperature, alone in tqdm(jobs.items(), desc="plain")
         }
     settings = f"target={options.model}:{options.settings}:num_draft_tokens={options.rows}"
@@ -88,7 +90,7 @@ def compare(options: argparse.Namespace) -> list[Figures]:
             drafted = [replace(job, proposer="eagle3", rows=options.rows) for job in alone]
             for at_once, part in ((1, drafted[: max(1, len(drafted) // 4)]), (options.concurrency, drafted)):
                 before, unread = measured.loop.loop.state(), measured.link.unread
-                answers = measured.loop.run(part, at_once)
+                answers = measured.loop.run(part, at_once, timeout=RUN_SECONDS)
                 after = measured.loop.loop.state()
                 rows.append(
                     {
