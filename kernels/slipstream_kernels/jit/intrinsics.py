@@ -81,6 +81,16 @@ def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(_declare(builder, f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3), [a, b, c])
 
 
+def round_pair(builder: Any, low: Any, high: Any) -> Any:
+    """bfloat16 bits of two vectors beside one another, rounded to nearest, ties to even; denormal numbers are zero.
+
+    An instruction of processors with AVX512-BF16.
+    """
+    halves = ir.VectorType(I16, 2 * LANES)
+    name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * LANES}"
+    return builder.call(_declare(builder, name, halves, [VECTOR, VECTOR]), [high, low])
+
+
 def fold_lanes(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
     """Combine the lanes to one scalar: upper half with lower half until one is left."""
     width = LANES

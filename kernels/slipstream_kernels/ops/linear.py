@@ -33,7 +33,7 @@ ROW_GROUP = 96
 _WIDE = "avx512f" in (name for name, on in llvmlite.binding.get_host_cpu_features().items() if on)
 
 
-def _columns_at_once(rows: int) -> int:
+def columns_at_once(rows: int) -> int:
     """Columns whose accumulators fit the registers beside those of `rows` rows."""
     return BLOCK if _WIDE or rows == 1 else 2 * llvm.LANES
 
@@ -45,13 +45,13 @@ def _row_block(rows: int) -> Callable[[int, int, int, int, int, int, int], None]
     """
 
     def emit(builder: Any, values: Any) -> None:
-        for start in range(0, BLOCK, _columns_at_once(rows)):
-            _emit_columns(builder, values, rows, start, _columns_at_once(rows) // llvm.LANES)
+        for start in range(0, BLOCK, columns_at_once(rows)):
+            _emit_columns(builder, values, rows, start, columns_at_once(rows) // llvm.LANES)
 
     return llvm.define(types.void(*[types.int64] * 7), emit, 7)
 
 
-def _emit_weights(builder: Any, w: Any, k: Any, start: int, vectors: int) -> list[Any]:
+def emit_weights(builder: Any, w: Any, k: Any, start: int, vectors: int) -> list[Any]:
     """The vectors of columns start, start + 16, .. at depth k, two for each vector of 32-bit words."""
     words_type = ir.VectorType(llvm.I32, llvm.LANES)
     row = builder.mul(k, llvm.constant(BLOCK // 2))
@@ -73,7 +73,7 @@ def _emit_columns(builder: Any, values: Any, rows: int, start: int, vectors: int
     tile = [(row, vector) for row in range(rows) for vector in range(vectors)]
 
     def body(k: Any, sums: list[Any]) -> list[Any]:
-        columns = _emit_weights(builder, w, k, start, vectors)
+        columns = emit_weights(builder, w, k, start, vectors)
         inputs = []
         for row in range(rows):
             index = builder.add(builder.mul(size, llvm.constant(row)), k)

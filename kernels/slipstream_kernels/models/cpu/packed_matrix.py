@@ -12,7 +12,7 @@ import torch
 
 from slipstream_kernels.models.cpu.expert_layers import MATRIX
 from slipstream_kernels.ops.linear import pack_weight
-from slipstream_kernels.ops.quantised_linear import PackedWeight, can_pack, pack_quantised
+from slipstream_kernels.ops.quantised.packing import PackedWeight, can_pack, pack_quantised
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode, stacked
 
 Array = npt.NDArray[np.generic]

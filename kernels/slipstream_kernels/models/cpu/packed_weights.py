@@ -16,7 +16,8 @@ from slipstream_kernels.models.cpu.forward import LAYER_FORM
 from slipstream_kernels.models.cpu.packed_experts import PackedExperts, of_networks
 from slipstream_kernels.models.cpu.packed_matrix import Array, Packed, Weight, dense, matrices_of, records_of
 from slipstream_kernels.ops.linear import padded
-from slipstream_kernels.ops.quantised_linear import PackedWeight, room_bytes
+from slipstream_kernels.ops.quantised.packing import PackedWeight
+from slipstream_kernels.ops.quantised_linear import ROOM_BYTES
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight
 from slipstream_kernels.ops.rope import Rope
 
@@ -98,9 +99,8 @@ def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: tor
     each_kind = (*matrices.values(), experts.matrices)
     every = [packed for kind in each_kind for packed in kind if packed is not None]
     quantised = any(isinstance(packed, PackedWeight) for packed in every)
-    widest = max(config.hidden_size, config.q_size, config.widest_intermediate, *experts.widths)
     held = (*tables.values(), *experts.records.values(), *experts.biases)
-    return PackedWeights(arrays, every, held, room_bytes(widest) if quantised else 0)
+    return PackedWeights(arrays, every, held, ROOM_BYTES if quantised else 0)
 
 
 def _rotary_tables(config: ModelConfig) -> dict[Rope, Array]:
