@@ -2,7 +2,8 @@
 
     python -m benchmarks.exactness --prompts spec_bench_question.jsonl [--limit N] [--quick] [--output FILE]
 
-The reference is one plain run: no drafter, whole-prompt prefill, no prefix cache, one request at a time. Every cell
+The reference is one plain run: no drafter, whole-prompt prefill, no prefix cache, one request at a time; with
+--adapters one of each adapter by itself, and of the model on services that know no adapters. Every cell
 goes through real services: gateway, verify and draft, over gRPC. Finished cells are kept in benchmarks/out and not
 run again for the same model and prompts; --fresh forgets them.
 """
@@ -15,8 +16,8 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,44 +25,22 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.exactness import cells
-from benchmarks.exactness.cells import PLAIN, TEMPERATURES, Cell, Count, EngineSetting
+from benchmarks.exactness.cases import SEED, Case, make_cases
+from benchmarks.exactness.cells import PLAIN, Axes, Cell, Count, EngineSetting
 from benchmarks.lib.continuations import continuation_key, write_continuations
-from benchmarks.lib.prompts import Prompt, load_prompts, spread
+from benchmarks.lib.prompts import load_prompts
+from benchmarks.lib.random_adapter import write_random_adapter
 from benchmarks.lib.report import machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_DRAFT_MODEL, DEMO_MODEL, ROOT
-from benchmarks.lib.runner import Answer, Job, Runner, connect, verify_state
+from benchmarks.lib.runner import Answer, Runner, connect, verify_state
 from launcher.supervision.cluster import Cluster
 
-SEED = 20_240
-CROSS_PROMPTS = 48
-QUICK_PROMPTS = 12
-TOP_LOGPROBS = 4
 ORACLE_MINIMUM = 6.0
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One prompt with its token ids and its noise."""
-
-    prompt: Prompt
-    ids: tuple[int, ...]
-    seed: int
-    crossed: bool
-    """Whether it is one of the prompts that all engine settings run."""
-    logprobs: bool
-    """Whether logprobs are asked for and compared: of all crossed prompts, and equally in a quick run."""
-
-    def job(self, temperature: float, tokens: int, proposer: str = "") -> Job:
-        """The request for this prompt; an empty proposer or `none` decodes plainly."""
-        return Job(
-            self.ids,
-            tokens,
-            temperature=temperature,
-            seed=self.seed,
-            proposer="" if proposer == PLAIN else proposer,
-            logprobs=TOP_LOGPROBS if self.logprobs else None,
-            ignore_eos=True,
-        )
+ADAPTED_TEMPERATURES = (0.0, 1.0)
+ADAPTED_CONCURRENCIES = (1, 8, 64)
+ADAPTER_RANKS = (8, 64, 16, 32)
+ADAPTER_STRENGTH = 0.3
+"""What adapters add, beside the layers' own outputs: another text, of which drafters still guess some."""
 
 
 class Exactness:
@@ -75,12 +54,24 @@ class Exactness:
         weights = b"".join(
             hashlib.sha256(path.read_bytes()).digest() for path in sorted(self.model.glob("*.safetensors"))
         )
-        self.names = (*cells.PROPOSERS, *(spec.partition(":")[0].partition("=")[0] for spec in options.proposer))
-        chosen = " ".join([f"{options.limit} {self.tokens}", *options.proposer])
+        names = (*cells.PROPOSERS, *(spec.partition(":")[0].partition("=")[0] for spec in options.proposer))
+        self.axes = Axes(names, ADAPTED_TEMPERATURES, ADAPTED_CONCURRENCIES) if options.adapters else Axes(names)
+        adapted = [f"{options.adapters} adapters"] if options.adapters else []
+        chosen = " ".join([f"{options.limit} {self.tokens}", *options.proposer, *adapted])
         name = hashlib.sha256(content + weights + chosen.encode()).hexdigest()[:16]
         self.folder = ROOT / "benchmarks" / "out" / "exactness" / name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.prompts = load_prompts(options.prompts, limit=options.limit)
+        self.adapters = {
+            f"adapter-{index}": write_random_adapter(
+                self.folder / f"adapter-{index}",
+                self.model,
+                seed=SEED + index,
+                rank=ADAPTER_RANKS[index % len(ADAPTER_RANKS)],
+                strength=ADAPTER_STRENGTH,
+            )
+            for index in range(options.adapters)
+        }
         self.cases: list[Case] = []
         self.reference: dict[tuple[str, float], Answer] = {}
 
@@ -93,18 +84,25 @@ class Exactness:
             self._read_reference(json.loads(path.read_text(encoding="utf-8")))
             return
         whole = EngineSetting(prefill_chunk=4096, prefix_cache=False)
-        with self._cluster(whole, num_pages=512, proposers=()) as cluster:
-            async with connect(cluster.gateway_grpc) as runner:
-                ids = await runner.tokenize(self.prompts)
-                self.cases = self._cases(ids)
-                for temperature in TEMPERATURES:
-                    jobs = [case.job(temperature, self.tokens) for case in self.cases]
-                    with _bar(len(jobs), f"reference T={temperature:g}") as bar:
-                        answers = await runner.run(jobs, 1, bar.update)
-                    for case, answer in zip(self.cases, answers, strict=True):
-                        self.reference[case.prompt.name, temperature] = answer
+        for adapter in ("", *self.adapters):  # each by itself, the model on services that know no adapters
+            held = {adapter: self.adapters[adapter]} if adapter else {}
+            with self._cluster(whole, num_pages=512, proposers=(), adapters=held) as cluster:
+                async with connect(cluster.gateway_grpc) as runner:
+                    if not self.cases:
+                        self.cases = self._cases(await runner.tokenize(self.prompts))
+                    asked = [case for case in self.cases if case.adapter == adapter]
+                    for temperature in self.axes.temperatures:
+                        jobs = [case.job(temperature, self.tokens) for case in asked]
+                        with _bar(len(jobs), f"reference {adapter} T={temperature:g}") as bar:
+                            answers = await runner.run(jobs, 1, bar.update)
+                        for case, answer in zip(asked, answers, strict=True):
+                            self.reference[case.name, temperature] = answer
         answers_json = [[name, t, asdict(answer)] for (name, t), answer in self.reference.items()]
-        write_json(path, {"ids": [case.ids for case in self.cases], "answers": answers_json})
+        ids = {case.prompt.name: case.ids for case in self.cases}
+        write_json(path, {"ids": [ids[prompt.name] for prompt in self.prompts], "answers": answers_json})
+
+    def _cases(self, ids: Sequence[tuple[int, ...]]) -> list[Case]:
+        return make_cases(self.prompts, ids, quick=self.options.quick, adapters=tuple(self.adapters))
 
     def _read_reference(self, content: dict[str, Any]) -> None:
         self.cases = self._cases([tuple(ids) for ids in content["ids"]])
@@ -112,27 +110,14 @@ class Exactness:
             lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
             self.reference[name, temperature] = Answer(**{**fields, **lists})
 
-    def _cases(self, ids: Sequence[tuple[int, ...]]) -> list[Case]:
-        """Prompts of the cross part: spread over the categories, from the shorter half of each."""
-        middle: dict[str, int] = {}
-        for category in {prompt.category for prompt in self.prompts}:
-            lengths = sorted(len(i) for p, i in zip(self.prompts, ids, strict=True) if p.category == category)
-            middle[category] = lengths[(len(lengths) - 1) // 2]
-        short = [p for p, i in zip(self.prompts, ids, strict=True) if len(i) <= middle[p.category]]
-        chosen = spread(short, min(CROSS_PROMPTS, max(QUICK_PROMPTS, len(self.prompts) // 10)))
-        logprobs = {prompt.name for prompt in chosen}
-        crossed = {prompt.name for prompt in (spread(chosen, QUICK_PROMPTS) if self.options.quick else chosen)}
-        return [
-            Case(prompt, each, SEED + index, prompt.name in crossed, prompt.name in logprobs)
-            for index, (prompt, each) in enumerate(zip(self.prompts, ids, strict=True))
-        ]
-
     def _write_oracle(self) -> Path:
         path = self.folder / "oracle.json"
         known = {
-            continuation_key(case.ids, temperature, case.seed): self.reference[case.prompt.name, temperature].token_ids
+            continuation_key(case.ids, temperature, case.seed, case.adapter): self.reference[
+                case.name, temperature
+            ].token_ids
             for case in self.cases
-            for temperature in TEMPERATURES
+            for temperature in self.axes.temperatures
         }
         write_continuations(path, known)
         return path
@@ -142,7 +127,7 @@ class Exactness:
     async def run_main(self) -> list[tuple[str, Count]]:
         """All prompts under each proposer, temperature and concurrency, on one set of services."""
         engine = EngineSetting()
-        plan = cells.combinations(engine, self.names)
+        plan = cells.combinations(engine, self.axes)
         missing = [cell for cell in plan if self._stored(cell.name) is None]
         pages = sum(-(-(len(case.ids) + 1) // engine.page_size) for case in self.cases) + 1024
         if missing:
@@ -160,15 +145,15 @@ class Exactness:
         settings = cells.cross_settings(quick=self.options.quick)
         crossed = [case for case in self.cases if case.crossed]
         results: list[tuple[str, Count]] = []
-        with _bar(len(settings) * len(cells.combinations(settings[0], self.names)) * len(crossed), "cross") as bar:
+        with _bar(len(settings) * len(cells.combinations(settings[0], self.axes)) * len(crossed), "cross") as bar:
             for engine in settings:
-                plan = cells.combinations(engine, self.names)
+                plan = cells.combinations(engine, self.axes)
                 names = [cell.name for cell in plan]
                 bar.set_postfix_str(engine.name)
                 if any(self._stored(name) is None for name in names):
                     with self._cluster(engine, self._pages(engine, crossed), self._proposers()) as cluster:
                         async with connect(cluster.gateway_grpc) as runner:
-                            for concurrency in cells.CONCURRENCIES:
+                            for concurrency in self.axes.concurrencies:
                                 chosen = [cell for cell in plan if cell.concurrency == concurrency]
                                 work = [(case, cell) for case in crossed for cell in chosen]
                                 Random(SEED).shuffle(work)  # long and short prompts meet
@@ -187,7 +172,7 @@ class Exactness:
         counts: dict[str, Count] = {}
         for (case, cell), answer in zip(work, answers, strict=True):
             count = counts.setdefault(cell.name, Count())
-            count.add(case.prompt.name, answer, self.reference[case.prompt.name, cell.temperature])
+            count.add(case.name, answer, self.reference[case.name, cell.temperature])
         path = self.folder / "cells.json"
         write_json(path, self._cells_file() | {name: count.to_json() for name, count in counts.items()})
 
@@ -209,9 +194,20 @@ class Exactness:
             *self.options.proposer,
         )
 
-    def _cluster(self, engine: EngineSetting, num_pages: int, proposers: Sequence[str]) -> Cluster:
+    def _cluster(
+        self,
+        engine: EngineSetting,
+        num_pages: int,
+        proposers: Sequence[str],
+        adapters: Mapping[str, Path] | None = None,
+    ) -> Cluster:
         # Trees are given time to arrive: what is tested is what trees do, not how fast they come.
-        verify_args = (*engine.verify_args(num_pages), "--draft-deadline-ms", "250", "--log-level", "warning")
+        verify_args = [*engine.verify_args(num_pages), "--draft-deadline-ms", "250", "--log-level", "warning"]
+        for name, folder in (self.adapters if adapters is None else adapters).items():
+            verify_args += ["--lora-modules", f"{name}={folder}"]
+        if self.adapters:
+            verify_args += ["--max-lora-rank", str(max(ADAPTER_RANKS))]
+            verify_args += ["--max-running", str(max(self.axes.concurrencies))]
         return Cluster(self.model, draft=proposers, verify_args=verify_args, env={"PYTHONPATH": str(ROOT / "tests")})
 
     # --- Results ---
@@ -237,6 +233,17 @@ class Exactness:
         """Preemptions that the verify service counted under this setting."""
         return int(self._cells_file().get(f"preemptions; {engine.name}", 0))
 
+    def adapted(self) -> dict[str, dict[str, int]]:
+        """By adapter: reference answers, and how many of them are others than the model's alone."""
+        plain = {case.prompt.name: case.name for case in self.cases if not case.adapter}
+        counts = {name: {"answers": 0, "changed": 0} for name in self.adapters}
+        for case in self.cases:
+            for temperature in self.axes.temperatures if case.adapter else ():
+                own, alone = (self.reference[name, temperature] for name in (case.name, plain[case.prompt.name]))
+                counts[case.adapter]["answers"] += 1
+                counts[case.adapter]["changed"] += own.token_ids != alone.token_ids
+        return counts
+
 
 def _bar(total: int, label: str) -> tqdm[Any]:
     return tqdm(total=total, desc=label, unit="req", smoothing=0.05, mininterval=1.0, dynamic_ncols=True)
@@ -247,7 +254,7 @@ def _failures(run: Exactness, main: Sequence[tuple[str, Count]], cross: Sequence
     results = [*main, *cross]
     found = [f"{name}: {c.mismatches} mismatches {c.differences}" for name, c in results if c.mismatches]
     found += [f"{name}: {c.logprob_mismatches} logprob mismatches" for name, c in results if c.logprob_mismatches]
-    for name, count in _summary(run.names, main, cross):
+    for name, count in _summary(run.axes.proposers, main, cross):
         proposer = name.rpartition(" ")[2]
         if proposer in ("draft-model", "ngram") and not count.accepted:
             found.append(f"{name}: nothing was accepted")
@@ -261,6 +268,7 @@ def _failures(run: Exactness, main: Sequence[tuple[str, Count]], cross: Sequence
     oracle = cells.total(c for name, c in results if "; oracle;" in name)
     if oracle.requests and oracle.acceptance_length <= ORACLE_MINIMUM:
         found.append(f"oracle: {oracle.acceptance_length:.2f} tokens a step, must be above {ORACLE_MINIMUM:g}")
+    found += [f"{name}: all answers are the model's own" for name, c in run.adapted().items() if not c["changed"]]
     if cross:
         for engine in cells.cross_settings(quick=run.options.quick):
             if engine.scarce and run.preemptions(engine) == 0:
@@ -276,7 +284,7 @@ async def _measure(options: argparse.Namespace) -> int:
     await run.refer()
     main = await run.run_main() if options.part in ("all", "main") else []
     cross = await run.run_cross() if options.part in ("all", "cross") else []
-    summary = _summary(run.names, main, cross)
+    summary = _summary(run.axes.proposers, main, cross)
     failures = _failures(run, main, cross)
     if main:
         print(markdown_table(cells.HEADER, cells.rows(main)))
@@ -288,6 +296,7 @@ async def _measure(options: argparse.Namespace) -> int:
         content = {
             "machine": machine(),
             "settings": {**settings, "quick": options.quick, "seconds": round(time.perf_counter() - start)},
+            **({"adapters": run.adapted()} if run.adapters else {}),
             "preemptions": {engine.name: run.preemptions(engine) for engine in scarce},
             "summary": {name: count.to_json() for name, count in summary},
             "cells": {name: count.to_json() for name, count in [*main, *cross]},
@@ -317,6 +326,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--draft", type=Path, default=DEMO_DRAFT_MODEL, help="draft model")
     parser.add_argument(
         "--proposer", action="append", default=[], metavar="SPEC", help="a further one, as the draft service takes it"
+    )
+    parser.add_argument(
+        "--adapters",
+        type=int,
+        default=0,
+        help="ask each prompt also with so many random LoRA adapters, mixed in every batch; temperatures 0 and 1, "
+        "concurrency 1, 8 and 64 (0: none)",
     )
     parser.add_argument("--limit", type=int, help="use so many prompts, spread over the categories")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (64)")

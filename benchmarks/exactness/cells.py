@@ -11,9 +11,16 @@ from benchmarks.lib.runner import Answer
 
 PLAIN = "none"
 PROPOSERS = (PLAIN, "ngram", "draft-model", "random-tree", "oracle")
-TEMPERATURES = (0.0, 0.8)
-CONCURRENCIES = (1, 8)
 DIFFERENCES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """What is combined under every engine setting."""
+
+    proposers: tuple[str, ...] = PROPOSERS
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    concurrencies: tuple[int, ...] = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +114,9 @@ def _difference(name: str, answer: Answer, reference: Answer) -> str:
     return f"prompt {name}, output position {position}: {lengths}"
 
 
-def combinations(engine: EngineSetting, proposers: Sequence[str] = PROPOSERS) -> list[Cell]:
+def combinations(engine: EngineSetting, axes: Axes) -> list[Cell]:
     """Proposer x temperature x concurrency under one engine setting."""
-    return [Cell(engine, *each) for each in product(proposers, TEMPERATURES, CONCURRENCIES)]
+    return [Cell(engine, *each) for each in product(axes.proposers, axes.temperatures, axes.concurrencies)]
 
 
 def cross_settings(*, quick: bool) -> list[EngineSetting]:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
-def continuation_key(prompt_token_ids: Sequence[int], temperature: float, seed: int) -> str:
-    """Names what decides a continuation: the prompt, the temperature and, above 0, the seed."""
+def continuation_key(prompt_token_ids: Sequence[int], temperature: float, seed: int, adapter: str = "") -> str:
+    """Names what decides a continuation: the prompt, the temperature and, above 0, the seed, and the adapter."""
     ids = struct.pack(f"<{len(prompt_token_ids)}I", *prompt_token_ids)
     law = f"{temperature:.4f}:{seed}" if temperature > 0 else "greedy"
-    return f"{hashlib.sha256(ids).hexdigest()[:32]}:{law}"
+    return f"{hashlib.sha256(ids).hexdigest()[:32]}:{law}{':' if adapter else ''}{adapter}"
 
 
 def write_continuations(path: Path, continuations: Mapping[str, Sequence[int]]) -> None:

@@ -38,6 +38,8 @@ class Job:
     top_p: float = 1.0
     presence_penalty: float = 0.0
     adaptive: bool = False
+    adapter: str = ""
+    """The LoRA adapter; empty: the model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def request_of(job: Job) -> gateway_pb2.GenerateRequest:
         sampling=sampling_of(job),
         speculation=speculation_of(job),
         tenant=job.tenant,
+        adapter_id=job.adapter,
     )
 
 

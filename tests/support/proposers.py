@@ -18,6 +18,7 @@ from random import Random
 
 from benchmarks.lib.continuations import continuation_key, read_continuations
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, ProposerOptions, Target
+from slipstream.adapter_names import adapter_name
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
 RECENT = 48
@@ -102,7 +103,8 @@ class OracleProposer(_HashedProposer):
     def _tree(self, session: _Session, random: Random, max_nodes: int, max_depth: int) -> TokenTree | None:
         opening = session.opening
         prompt = session.tokens[: opening.prompt_length]
-        key = continuation_key(prompt, opening.sampling.temperature, opening.sampling.seed)
+        adapter = adapter_name(opening.adapter_id)
+        key = continuation_key(prompt, opening.sampling.temperature, opening.sampling.seed, adapter)
         truth = self._continuations.get(key, ())[len(session.tokens) - opening.prompt_length :]
         if not truth:
             return None
