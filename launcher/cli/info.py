@@ -68,6 +68,20 @@ class RefusalFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """A LoRA adapter that the verify service holds, and the requests that use it; `requests` since it was loaded."""
+
+    name: str
+    id: str
+    rank: int
+    path: str
+    leaving: bool
+    running: int
+    waiting: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftFacts:
     """A draft service, found through what is attached, or was refused."""
 
@@ -104,6 +118,9 @@ class VerifyFacts:
     drafters: tuple[dict[str, Any], ...] = ()
     """The counters of each proposer of each attachment."""
     refusals: tuple[RefusalFacts, ...] = ()
+    max_adapters: int = 0
+    max_adapter_rank: int = 0
+    adapters: tuple[AdapterFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +202,8 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
         f"steps {state['steps']}, tokens {state['committed_tokens']}, drafted {drafted}, "
         f"accepted {state['accepted_tokens']}{share}"
     )
+    if verify.max_adapters:
+        _add_adapters(branch, verify)
     for proposer in verify.proposers:
         default = ", the default" if proposer.default else ""
         if proposer.attached:
@@ -212,6 +231,17 @@ def _add_verify(branch: Tree, verify: VerifyFacts) -> None:
         branch.add(f"  they {taking}are waited for up to {drafter['deadline_us'] / 1000:.1f} ms")
         for source in drafter["sources"]:
             branch.add(f"  of them from {source['proposer']}: {source['drafted']}, accepted {source['accepted']}")
+
+
+def _add_adapters(branch: Tree, verify: VerifyFacts) -> None:
+    held = len(verify.adapters)
+    branch.add(f"adapters: {held} of at most {verify.max_adapters}, up to rank {verify.max_adapter_rank}")
+    for each in verify.adapters:
+        leaving = ", to go once they end" if each.leaving else ""
+        branch.add(
+            f"  adapter {escape(each.id)} ({escape(each.path)}), rank {each.rank}: running {each.running}, "
+            f"queued {each.waiting}, of {each.requests} requests{leaving}"
+        )
 
 
 def _held(dtype: str) -> str:
@@ -275,10 +305,18 @@ def _ask_verify(address: str, tls: Tls | None) -> VerifyFacts:
         page_size=info.page_size,
         kv_cache_dtype=info.kv_cache_dtype,
         proposers=tuple(_proposer(each, info.default_proposer) for each in info.proposers),
-        state={name: value for name, value in _fields(state).items() if name != "drafters"},
+        state={name: value for name, value in _fields(state).items() if name not in ("drafters", "adapters")},
         drafters=tuple(_fields(each) | {"sources": list(map(_fields, each.sources))} for each in state.drafters),
         refusals=tuple(RefusalFacts(**_fields(each)) for each in info.refusals),
+        max_adapters=info.max_adapters,
+        max_adapter_rank=info.max_adapter_rank,
+        adapters=tuple(map(_adapter, state.adapters)),
     )
+
+
+def _adapter(state: verify_pb2.AdapterState) -> AdapterFacts:
+    counts = {name: value for name, value in _fields(state).items() if name != "adapter"}
+    return AdapterFacts(**_fields(state.adapter), **counts)
 
 
 def _fields(message: Any) -> dict[str, Any]:

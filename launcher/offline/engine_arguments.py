@@ -52,7 +52,6 @@ UNOFFERED: Final[Mapping[str, tuple[Any, ...]]] = {
     "enforce_eager": (None, False),
     "disable_custom_all_reduce": (False,),
     "disable_log_stats": (True,),
-    "enable_lora": (None, False),
     "enable_chunked_prefill": (None, True),
     "max_num_batched_tokens": (None,),
     "runner": ("auto", "generate"),

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from launcher.offline.argument_checks import check_type, check_unoffered
 from launcher.offline.batch import BatchItem, complete
 from launcher.offline.engine_arguments import verify_flags
+from launcher.offline.lora import LoadedLoras, LoRARequest, LoraSettings, read_lora_requests
 from launcher.offline.prompts import Prompt, read_conversations, read_prompts
 from launcher.offline.sampling_params import SamplingParams
 from launcher.services.models import configured_draft, resolve_model, resolve_template
@@ -33,13 +34,11 @@ TOKENIZE_SECONDS = 60.0
 SEED_BITS = 64
 GENERATE_UNOFFERED: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_token_ids": (None,),
-    "lora_request": (None,),
     "priority": (None, 0),
     "tokenization_kwargs": (None,),
 }
 """What vLLM's `generate` takes besides, with the values that ask for nothing."""
 CHAT_UNOFFERED: Final[Mapping[str, tuple[Any, ...]]] = {
-    "lora_request": (None,),
     "chat_template": (None,),
     "chat_template_content_format": ("auto", "string"),
     "add_generation_prompt": (True,),
@@ -81,6 +80,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+    lora_request: LoRARequest | None = None
 
 
 class LLM:
@@ -91,6 +91,9 @@ class LLM:
     changes speed and never a token. `generation_config` says which sampling parameters are used where a call states
     none: "auto", those of generation_config.json in the model's folder; "none"; or another folder with such a file.
     `chat_template` is a Jinja file to write conversations by, in place of the model's own template.
+
+    With `enable_lora` prompts may be completed with LoRA adapters (`lora_request`), of which `max_loras` (8) can be
+    loaded at a time, up to rank `max_lora_rank` (16).
 
     `seed` makes prompts without a seed of their own repeatable from one `LLM` to the next. `arguments` are those of
     vLLM's `LLM` that have a meaning here, such as `tensor_parallel_size`, `max_model_len` and `gpu_memory_utilization`
@@ -115,7 +118,8 @@ class LLM:
         if not isinstance(model, str | Path):
             raise TypeError(f"LLM: model must be the folder of a checkpoint, got {type(model).__name__}: {model!r}")
         check_type("LLM", "seed", seed, int, optional=True)
-        flags = verify_flags(arguments)
+        loras = LoraSettings.take(arguments)
+        flags = (*loras.verify_flags, *verify_flags(arguments))
         require("serve", "LLM")
         folder = resolve_model(Path(model))
         draft = () if speculative_config is None else configured_draft(read(speculative_config), folder)
@@ -126,6 +130,7 @@ class LLM:
         except FailedPreconditionError as error:
             raise ValueError(f"generation_config: {error.message}") from error
         template = None if chat_template is None else resolve_template(Path(chat_template))
+        self._lora_settings, self._loras = loras, LoadedLoras(loras)
         quiet = ("--log-level", "warning")
         self._cluster = Cluster(
             folder,
@@ -135,6 +140,7 @@ class LLM:
             gateway_args=(
                 *(*quiet, "--generation-config", str(generation_config)),
                 *("--resume-seconds", "0"),  # nobody starts a service again
+                *loras.gateway_flags,
                 *(() if template is None else ("--chat-template", str(template))),
             ),
         )
@@ -149,23 +155,26 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Bar = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **arguments: Any,
     ) -> list[RequestOutput]:
         """Complete each prompt; outputs come in the order of the prompts.
 
         `sampling_params` is one for all prompts or one for each; without them `get_default_sampling_params` is used.
+        So is `lora_request`, without which the model alone answers; not by several calls at a time.
         `use_tqdm` may also be what makes the bar. Raises TypeError and ValueError for wrong arguments, and the errors
         of slipstream.rpc.errors.
         """
         check_unoffered("generate", arguments, GENERATE_UNOFFERED)
         listed = read_prompts(prompts)
         params = self._params(sampling_params, len(listed))
+        loras = read_lora_requests(lora_request, len(listed), self._lora_settings)
         client = self._open_client()
         token_ids = [
             client.tokenize(prompt.text, timeout=TOKENIZE_SECONDS) if prompt.token_ids is None else prompt.token_ids
             for prompt in listed
         ]
-        return self._run(client, [prompt.text for prompt in listed], token_ids, params, use_tqdm)
+        return self._run(client, [prompt.text for prompt in listed], token_ids, params, loras, use_tqdm)
 
     def chat(
         self,
@@ -173,15 +182,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Bar = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **arguments: Any,
     ) -> list[RequestOutput]:
         """As `generate`, from a conversation, or a list of them, under the model's own chat template."""
         check_unoffered("chat", arguments, CHAT_UNOFFERED)
         listed = read_conversations(messages)
         params = self._params(sampling_params, len(listed))
+        loras = read_lora_requests(lora_request, len(listed), self._lora_settings)
         client = self._open_client()
         token_ids = [client.tokenize(messages=each, timeout=TOKENIZE_SECONDS) for each in listed]
-        return self._run(client, [None] * len(listed), token_ids, params, use_tqdm)
+        return self._run(client, [None] * len(listed), token_ids, params, loras, use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams() with what the model's generation_config.json says in place of its defaults."""
@@ -216,10 +227,12 @@ class LLM:
         texts: Sequence[str | None],
         token_ids: Sequence[list[int]],
         params: Sequence[SamplingParams],
+        loras: Sequence[LoRARequest | None],
         use_tqdm: bool | Bar,
     ) -> list[RequestOutput]:
+        names = self._loras.use(client, loras)
         keys = [(prompt, choice) for prompt in range(len(token_ids)) for choice in range(params[prompt].n)]
-        jobs = [self._job(token_ids[prompt], params[prompt], choice) for prompt, choice in keys]
+        jobs = [self._job(token_ids[prompt], params[prompt], names[prompt], choice) for prompt, choice in keys]
         done: dict[tuple[int, int], Completion] = {}
         with (
             _bar(use_tqdm, len(jobs)) as bar,
@@ -234,6 +247,7 @@ class LLM:
                 prompt_token_ids=tuple(token_ids[prompt]),
                 outputs=tuple(_output(choice, done[prompt, choice]) for choice in range(params[prompt].n)),
                 prompt_logprobs=done[prompt, 0].prompt_logprobs or None,
+                lora_request=loras[prompt],
             )
             for prompt in range(len(token_ids))
         ]
@@ -250,8 +264,9 @@ class LLM:
             raise ValueError(f"{count} prompts, but {len(given)} sampling parameters")
         return list(given)
 
-    def _job(self, token_ids: list[int], params: SamplingParams, choice: int) -> BatchItem:
+    def _job(self, token_ids: list[int], params: SamplingParams, adapter: str, choice: int) -> BatchItem:
         options = params.options()
+        options["adapter_id"] = adapter
         options["choice_index"] = choice
         options["speculation"] = self._speculation
         if choice and params.max_tokens != 0:

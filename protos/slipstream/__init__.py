@@ -12,6 +12,7 @@ from slipstream.packages import load_own
 
 if TYPE_CHECKING:
     from launcher.offline.llm import LLM, CompletionOutput, RequestOutput
+    from launcher.offline.lora import LoRARequest
     from launcher.offline.sampling_params import SamplingParams
     from slipstream.client import AsyncClient, AsyncStream, Client, Stream
     from slipstream.completion import Completion, Event, Grammar, Message, Model, SpeculationOptions
@@ -25,6 +26,7 @@ __all__ = [
     "CompletionOutput",
     "Event",
     "Grammar",
+    "LoRARequest",
     "Message",
     "Model",
     "RequestOutput",
@@ -34,7 +36,13 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_OFFLINE: Final = ("LLM", "CompletionOutput", "RequestOutput", "SamplingParams")
+_OFFLINE: Final = {
+    "LLM": "llm",
+    "CompletionOutput": "llm",
+    "LoRARequest": "lora",
+    "RequestOutput": "llm",
+    "SamplingParams": "sampling_params",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -42,7 +50,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _OFFLINE:
-        return getattr(load_own("launcher.offline.llm"), name)
+        return getattr(load_own(f"launcher.offline.{_OFFLINE[name]}"), name)
     module = "client" if name.endswith(("Client", "Stream")) else "completion"
     return getattr(import_module(f"slipstream.{module}"), name)
 

@@ -38,7 +38,7 @@ def gateway() -> dict[str, str]:
 def verify() -> dict[str, str]:
     registry = CollectorRegistry()
     metrics = VerifyMetrics(registry)
-    metrics.watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6, 0.25, (DRAFTER,)))
+    metrics.watch(lambda: LOOP, lambda: LinkState(1, 2, 3, 4, 5, 6, 0.25, (DRAFTER,)), adapter_slots=4)
     metrics.cache_config("bfloat16", 16, 100)
     return offered(registry)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from launcher.cli.info import collect
 from slipstream import Client
 from slipstream.rpc.errors import NotFoundError, PermissionDeniedError
 from support.ask import wait_until
@@ -80,6 +81,9 @@ def test_adapters_are_models_with_a_parent(cluster: Cluster) -> None:
     assert served(cluster) == [("tiny-target", None), ("red", "tiny-target"), ("blue", "tiny-target")]
     one = httpx.get(f"{cluster.http_url}/v1/models/red").json()
     assert (one["id"], one["parent"], one["max_model_len"]) == ("red", "tiny-target", 512)
+    facts = collect(cluster.verify_address, cluster.http_url.removeprefix("http://")).verify
+    assert (facts.max_adapters, facts.max_adapter_rank) == (4, 16)
+    assert [(each.name, each.rank, each.leaving) for each in facts.adapters] == [("red", 8, False), ("blue", 8, False)]
     missing = httpx.get(f"{cluster.http_url}/v1/models/green")
     assert missing.status_code == 404 and "'tiny-target', 'red', 'blue' are served" in missing.text
     with Client(cluster.gateway_grpc) as client:
@@ -90,6 +94,8 @@ def test_a_request_chooses_by_model_and_by_field(cluster: Cluster, tiny_cluster:
     base = [expected[index] for index in range(0, len(expected), len(MODELS))]
     assert base == answers(tiny_cluster, ("tiny-target",))  # a server without adapters
     assert len(set(expected[:3])) == 3
+    verify = collect(cluster.verify_address, cluster.http_url.removeprefix("http://")).verify
+    assert all(each.requests >= len(PROMPTS) for each in verify.adapters)
     assert complete(cluster, "red", PROMPTS[0]) == ("red", expected[1])
     options = {"max_tokens": 24, "temperature": 0.8, "seed": 7}
     with Client(cluster.gateway_grpc) as client:

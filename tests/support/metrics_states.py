@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipstream.bucket_counts import BucketCounts
 from slipstream.generation_types import SourceCount
+from verify_service.core.adapters import Adapter, AdapterState
 from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.draft_link.link_config import DrafterState
 from verify_service.draft_link.slots.draft_stats import DraftStats
@@ -29,6 +30,10 @@ LOOP = LoopState(
     step_rows=ROWS,
     step_seconds=SECONDS,
     grammar_seconds=GrammarSeconds(drafts=1.0, checks=2.0, masks=3.0),
+    adapters=(
+        AdapterState(Adapter("red", "red@1", 0, 8, "/red"), leaving=False, running=2, waiting=1, requests=9),
+        AdapterState(Adapter("blue", "blue@2", 1, 16, "/blue"), leaving=True, running=1, waiting=0, requests=4),
+    ),
 )
 SOURCES = {"a": SourceCount("a", 25, 20), "b": SourceCount("b", 15, 10)}
 TALLY = DraftStats(1, 2, 3, 40, 30, waits=6, partial_sessions=10, handed=12, unmade=13, sources=SOURCES)

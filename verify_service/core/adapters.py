@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from slipstream.adapter_names import adapter_name
@@ -28,12 +29,26 @@ class AdapterList:
     adapters: tuple[Adapter, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterState:
+    """What an adapter is used for at a moment."""
+
+    adapter: Adapter
+    leaving: bool
+    """Whether it is to go, so that new requests may not name it."""
+    running: int
+    waiting: int
+    requests: int
+    """Admitted since it was loaded."""
+
+
 class LoadedAdapters:
     """By name. Written by the loop's thread; `listed` may be read by any."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Adapter] = {}
         self._leaving: dict[str, Adapter] = {}
+        self._admitted: dict[str, int] = {}  # by id
         self.listed = AdapterList()
 
     @property
@@ -45,6 +60,7 @@ class LoadedAdapters:
         """From now on requests may name it."""
         assert adapter.name not in self._loaded, "names are checked before weights are read"
         self._loaded[adapter.name] = adapter
+        self._admitted[adapter.id] = 0
         self._list()
 
     def retire(self, name: str) -> Adapter:
@@ -59,6 +75,22 @@ class LoadedAdapters:
     def forget(self, adapter: Adapter) -> None:
         """Its slot is free."""
         del self._leaving[adapter.id]
+        self._admitted.pop(adapter.id, None)
+
+    def count(self, adapter: Adapter) -> None:
+        """A request that uses it was admitted."""
+        self._admitted[adapter.id] += 1
+
+    def states(self, uses: Iterable[tuple[str, bool]]) -> tuple[AdapterState, ...]:
+        """By age, those that are to go last. `uses`: the adapter's id, or "", of each request, and whether it runs."""
+        if not (self._loaded or self._leaving):
+            return ()
+        counts = Counter(uses)
+        return tuple(
+            AdapterState(each, leaving, counts[each.id, True], counts[each.id, False], self._admitted[each.id])
+            for leaving, adapters in ((False, self._loaded), (True, self._leaving))
+            for each in adapters.values()
+        )
 
     def _list(self) -> None:
         self.listed = AdapterList(self.listed.version + 1, tuple(self._loaded.values()))

@@ -15,7 +15,7 @@ from slipstream.rpc.errors import (
     UnavailableError,
 )
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
-from verify_service.core.adapters import Adapter, AdapterList, LoadedAdapters
+from verify_service.core.adapters import Adapter, AdapterList, AdapterState, LoadedAdapters
 from verify_service.core.request_state import RequestState
 from verify_service.model_runner.base import ModelRunner
 
@@ -100,6 +100,10 @@ class AdapterHost:
                 self._waiting[adapter.id] = [command.done]
         except Exception as error:  # noqa: BLE001 - who asked is told, and the loop goes on
             command.done.set_exception(error)
+
+    def states(self, requests: Iterable[RequestState]) -> tuple[AdapterState, ...]:
+        """What adapters are used for by these requests, which are all that there are. By the loop's thread."""
+        return self.loaded.states((state.request.adapter_id, state.kv.req_index >= 0) for state in requests)
 
     def free_unused(self, states: Iterable[RequestState]) -> None:
         """Let go of adapters that are to go and that no request of `states` uses. By the loop's thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.bucket_counts import BucketCounts
+from verify_service.core.adapters import AdapterState
 from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.engine.output_processor import OutputProcessor
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
@@ -65,6 +66,7 @@ class LoopState:
     step_seconds: BucketCounts | None = None
     """Seconds that steps took the model, from the launch or the end of the step before; go on growing, too."""
     grammar_seconds: GrammarSeconds | None = None
+    adapters: tuple[AdapterState, ...] = ()
 
 
 def snapshot(
@@ -76,6 +78,7 @@ def snapshot(
     *,
     draining: bool,
     prepared: int,
+    adapters: tuple[AdapterState, ...] = (),
 ) -> LoopState:
     """The state at this moment. On the loop's thread."""
     return LoopState(
@@ -103,4 +106,5 @@ def snapshot(
         step_rows=epilogue.step_rows,
         step_seconds=epilogue.step_seconds,
         grammar_seconds=epilogue.grammar_seconds,
+        adapters=adapters,
     )

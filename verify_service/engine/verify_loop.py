@@ -393,4 +393,5 @@ class VerifyLoop:
 
     def _snapshot(self) -> LoopState:
         parts = self._counters, self._scheduler, self._memory, self._output_processor, self._passes
-        return snapshot(*parts, draining=self._draining, prepared=self._ahead.pieces)
+        adapters = self.adapters.states(self._states.values())
+        return snapshot(*parts, draining=self._draining, prepared=self._ahead.pieces, adapters=adapters)

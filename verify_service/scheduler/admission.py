@@ -64,6 +64,8 @@ class Admission:
         free = params.ignore_eos and params.grammar is None
         stop_ids = frozenset(params.stop_token_ids + (() if free else self._eos_token_ids))
         self._tickets += 1
+        if adapter is not None:
+            self._adapters.count(adapter)
         return RequestState(
             request=request,
             parameters=RequestParameters(

@@ -20,7 +20,7 @@ from slipstream.generation_codec import (
 from slipstream.request_context import checked
 from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError, codes_of
 from slipstream.v1 import sampling_pb2, verify_pb2
-from verify_service.core.adapters import Adapter, AdapterList
+from verify_service.core.adapters import Adapter, AdapterList, AdapterState
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.core.sampling_codec import decode_sampling
@@ -122,6 +122,16 @@ def _error(error: SlipstreamError) -> sampling_pb2.Error:
 
 def _adapter(adapter: Adapter) -> verify_pb2.Adapter:
     return verify_pb2.Adapter(name=adapter.name, id=adapter.id, rank=adapter.rank, path=adapter.path)
+
+
+def _adapter_state(state: AdapterState) -> verify_pb2.AdapterState:
+    return verify_pb2.AdapterState(
+        adapter=_adapter(state.adapter),
+        leaving=state.leaving,
+        running=state.running,
+        waiting=state.waiting,
+        requests=state.requests,
+    )
 
 
 def _adapters(loaded: AdapterList) -> verify_pb2.AdapterList:
@@ -235,6 +245,7 @@ def encode_state(loop: LoopState, link: LinkState) -> bytes:
         drafters=map(_drafter, link.drafters),
         oldest_wait_seconds=0.0 if loop.oldest_arrival is None else max(0.0, time.monotonic() - loop.oldest_arrival),
         prompt_tokens=loop.prompt_tokens,
+        adapters=map(_adapter_state, loop.adapters),
     ).SerializeToString()
 
 

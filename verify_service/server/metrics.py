@@ -16,6 +16,7 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.request import StepOutput
 from verify_service.draft_link.link_config import DrafterState, LinkState
 from verify_service.engine.loop_stats import LoopState
+from verify_service.server.adapter_metrics import adapter_metrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
@@ -52,9 +53,9 @@ class VerifyMetrics:
         self._prompt_tokens = Counter("slipstream_prompt_tokens", "Prompt tokens of ended requests.", registry=registry)
         self._positions = PositionCounts()
 
-    def watch(self, loop: Callable[[], LoopState], link: Callable[[], LinkState]) -> None:
-        """Publish the counters of the loop and of the draft link from now on."""
-        self._registry.register(_Counters(loop, link, self._positions))
+    def watch(self, loop: Callable[[], LoopState], link: Callable[[], LinkState], adapter_slots: int = 0) -> None:
+        """Publish the counters of the loop and of the draft link from now on; adapters' where there is room for any."""
+        self._registry.register(_Counters(loop, link, self._positions, adapter_slots))
 
     def cache_config(self, dtype: str, page_size: int, num_pages: int) -> None:
         """How keys and values are held, once that is settled."""
@@ -105,7 +106,14 @@ class VerifyMetrics:
 class _Counters(Collector):
     """Reads both states once a scrape."""
 
-    def __init__(self, loop: Callable[[], LoopState], link: Callable[[], LinkState], positions: PositionCounts) -> None:
+    def __init__(
+        self,
+        loop: Callable[[], LoopState],
+        link: Callable[[], LinkState],
+        positions: PositionCounts,
+        adapter_slots: int,
+    ) -> None:
+        self._adapter_slots = adapter_slots
         self._loop = loop
         self._link = link
         self._positions = positions
@@ -163,6 +171,8 @@ class _Counters(Collector):
             yield histogram_family("slipstream_step_seconds", "Time a verify step took the model.", loop.step_seconds)
         if loop.grammar_seconds is not None:
             yield _grammar_metric(loop.grammar_seconds)
+        if self._adapter_slots:
+            yield from adapter_metrics(loop.adapters, self._adapter_slots)
         yield from _drafter_metrics(link.drafters)
 
 

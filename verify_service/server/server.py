@@ -157,7 +157,7 @@ def _start(
     grammars = _grammar_compiler(settings, loaded)
     loop = VerifyLoop(loaded.model, engine, link, Sink(verify.sink, verify.tell_started, verify.tell_cached), grammars)
     loop.adapters.on_change = verify.tell_adapters
-    metrics.watch(loop.state, link.state)
+    metrics.watch(loop.state, link.state, settings.adapter_slots)
     metrics.cache_config(loaded.kv_cache_dtype, settings.page_size, loaded.num_pages)
     end_with_thread(THREAD_NAME)
     loop.start()

@@ -47,6 +47,7 @@ VERIFY_NAMES: Final[Mapping[str, str]] = {
     "slipstream_request_prompt_tokens": "vllm:request_prompt_tokens",
     "slipstream_request_generation_tokens": "vllm:request_generation_tokens",
     "slipstream_step_rows": "vllm:iteration_tokens_total",
+    "slipstream_lora_requests_info": "vllm:lora_requests_info",
 }
 
 _FINISHED: Final = "finished_reason"

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launcher.cli.app import app
-from launcher.cli.info import Facts, GatewayFacts, ProposerFacts, VerifyFacts, collect, from_here, render
+from launcher.cli.info import AdapterFacts, Facts, GatewayFacts, ProposerFacts, VerifyFacts, collect, from_here, render
 from support.cluster import free_ports
 
 
@@ -67,6 +67,17 @@ def test_an_attachment_is_shown_with_what_became_of_its_trees(capsys):
     assert "trees: 11 hits, 12 waits, 13 missed, 14 late; 15 stale records" in shown
     assert "they take 63.0 ms, and are waited for up to 20.0 ms" in shown
     assert "from suffix: 30, accepted 20" in shown
+
+
+def test_adapters_are_shown_with_the_requests_that_use_them(capsys):
+    state = dict.fromkeys(("running", "queued", "pages_free", "pages_total"), 0)
+    state |= dict.fromkeys(("drafted_tokens", "accepted_tokens", "steps", "committed_tokens"), 0)
+    red = AdapterFacts("red", "red@1f", 8, "/adapters/red", leaving=True, running=1, waiting=2, requests=3)
+    verify = VerifyFacts("host:1", "serving", state=state, max_adapters=4, max_adapter_rank=16, adapters=(red,))
+    render(Facts(GatewayFacts("host:2", "ok"), verify, ()), as_json=False)
+    shown = capsys.readouterr().out
+    assert "adapters: 1 of at most 4, up to rank 16" in shown
+    assert "adapter red@1f (/adapters/red), rank 8: running 1, queued 2, of 3 requests, to go" in shown
 
 
 def test_placement_is_shown_by_device_and_gpu_and_transports_with_their_reason(capsys):

@@ -11,8 +11,9 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, LoRARequest, SamplingParams
 from slipstream.rpc.errors import InvalidArgumentError
+from support.lora_adapters import write_adapter
 
 PROMPTS = ["The harbour was quiet", "def add(a, b):", "Water boils"]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -24,7 +25,8 @@ def llm(tiny_model, tiny_draft_model, tmp_path_factory):
     defaults = '{"temperature": 0, "repetition_penalty": 1.5, "max_new_tokens": 5}'
     (folder / "generation_config.json").write_text(defaults)
     config = {"method": "draft-model", "model": str(tiny_draft_model), "num_speculative_tokens": 3}
-    with LLM(tiny_model, speculative_config=config, generation_config=folder) as llm:
+    loras = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    with LLM(tiny_model, speculative_config=config, generation_config=folder, **loras) as llm:
         yield llm
 
 
@@ -48,6 +50,28 @@ def test_one_prompt_may_stand_alone(llm):
     for output in llm.generate(mappings, sampling_params=GREEDY, use_tqdm=False, lora_request=None):
         assert output.prompt_token_ids == from_text.prompt_token_ids
         assert output.outputs[0].token_ids == from_text.outputs[0].token_ids
+
+
+def test_prompts_have_adapters_which_come_and_go(llm, tiny_model, tmp_path):
+    """Three adapters in turn where there is room for two: answers are those of each, whatever else is loaded."""
+    red, blue, green = (
+        LoRARequest(name, 1, str(write_adapter(tmp_path / name, tiny_model, seed=seed, strength=0.7)))
+        for seed, name in enumerate(("red", "blue", "green"))
+    )
+    prompts = [PROMPTS[0]] * 3
+    mixed = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=[red, None, blue])
+    assert [output.lora_request for output in mixed] == [red, None, blue]
+    said = [output.outputs[0].token_ids for output in mixed]
+    assert len(set(said)) == 3
+    for adapter, expected in ((None, said[1]), (green, None), (red, said[0]), (blue, said[2])):
+        (output,) = llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False, lora_request=adapter)
+        assert expected in (None, output.outputs[0].token_ids)
+    (chat,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, use_tqdm=False, lora_request=red)
+    assert chat.lora_request == red
+    with pytest.raises(ValueError, match="names 3 adapters, max_loras of this LLM is 2"):
+        llm.generate(prompts, GREEDY, lora_request=[red, green, blue])
+    with pytest.raises(InvalidArgumentError, match="path"):
+        llm.generate(PROMPTS[0], GREEDY, lora_request=LoRARequest("none", 1, str(tmp_path / "nowhere")))
 
 
 def test_choices_share_a_seed_and_differ(llm):
@@ -89,7 +113,11 @@ def test_bad_parameters_are_errors_that_name_the_field(llm):
         (lambda llm: llm.generate("x", {"temperature": 0}), TypeError, "sampling_params must be SamplingParams"),
         (lambda llm: llm.generate("x", [0.5]), TypeError, r"sampling_params\[0\] must be SamplingParams, got float"),
         (lambda llm: llm.generate("x", use_tqdm="no"), TypeError, "use_tqdm must be bool, got str"),
-        (lambda llm: llm.generate("x", lora_request="a"), ValueError, "generate: lora_request='a' is not offered"),
+        (
+            lambda llm: llm.generate("x", lora_request="a"),
+            TypeError,
+            "lora_request must be a LoRARequest with a lora_n",
+        ),
         (
             lambda llm: llm.generate("x", sampling_parms=GREEDY),
             TypeError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from slipstream.generation_types import (
 )
 from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
 from slipstream.v1 import sampling_pb2, verify_pb2
+from verify_service.core.adapters import Adapter, AdapterState
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.core.sampling_codec import decode_sampling, encode_sampling
@@ -195,6 +197,8 @@ def test_info_and_state_carry_every_figure() -> None:
     drafter = DrafterState(1, "d", "host:2", 3, "shm", "p", 4, 0.5, 10, 16, stats, 0.017, 0.018)
     came = time.monotonic() - 60
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True, prompt_tokens=21, oldest_arrival=came)
+    red = AdapterState(Adapter("red", "red@1", 0, 8, "/red"), leaving=True, running=1, waiting=2, requests=3)
+    loop = replace(loop, adapters=(red,))
     state = verify_pb2.GetStateResponse.FromString(
         encode_state(loop, LinkState(12, 13, 14, 15, 16, 17, 0.0025, (drafter,)))
     )
@@ -202,6 +206,9 @@ def test_info_and_state_carry_every_figure() -> None:
     assert [state.steps, state.committed_tokens, state.drafted_tokens, state.accepted_tokens] == [6, 7, 8, 9]
     assert [state.preemptions, state.prefix_hit_tokens, state.draining] == [10, 11, True]
     assert 60 <= state.oldest_wait_seconds < 90 and state.prompt_tokens == 21
+    told = state.adapters[0]
+    assert (told.adapter.id, told.adapter.rank, told.adapter.path) == ("red@1", 8, "/red")
+    assert (told.leaving, told.running, told.waiting, told.requests) == (True, 1, 2, 3)
     assert [state.attachments, state.draft_waits, state.draft_misses] == [12, 13, 14]
     assert [state.stale_records, state.malformed_records, state.draft_deadline_us] == [15, 16, 2500]
     values = [getattr(state.drafters[0], field.name) for field in state.drafters[0].DESCRIPTOR.fields]
