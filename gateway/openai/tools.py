@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from gateway.openai.fields import Body, Ignored, Supported
+from gateway.openai.fields import Body, Ignored
 from gateway.openai.messages import ToolName
 
 MOST_TOOLS: Final = 128
@@ -43,10 +43,8 @@ class TextInput(Body):
 class GrammarDefinition(Body):
     """What a custom tool's input matches."""
 
-    syntax: Annotated[
-        Literal["regex"], Supported('is supported as "regex" only: a call is JSON, which no grammar of a text knows')
-    ]
-    definition: str
+    syntax: Literal["lark", "regex"]
+    definition: str = Field(description="In llguidance's dialect of Lark, or a regular expression.")
 
 
 class GrammarInput(Body):
@@ -139,13 +137,23 @@ def name_of(tool: FunctionTool | CustomTool) -> str:
 
 
 def schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
-    """The JSON Schema of what a tool is called with."""
+    """The JSON Schema of what a tool is called with. It says no more than in words what a text of Lark has to match."""
     if isinstance(tool, FunctionTool):
         return tool.function.parameters or {"type": "object", "properties": {}}
     text: dict[str, Any] = {"type": "string"}
-    if isinstance(tool.custom.format, GrammarInput):
-        text["pattern"] = f"^(?:{tool.custom.format.grammar.definition})$"
+    grammar = grammar_of(tool)
+    if grammar is not None and grammar.syntax == "regex":
+        text["pattern"] = f"^(?:{grammar.definition})$"
+    elif grammar is not None:
+        text["description"] = f"A text of this grammar in Lark:\n{grammar.definition}"
     return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+
+
+def grammar_of(tool: FunctionTool | CustomTool) -> GrammarDefinition | None:
+    """What a custom tool's input matches, if anything."""
+    if isinstance(tool, CustomTool) and isinstance(tool.custom.format, GrammarInput):
+        return tool.custom.format.grammar
+    return None
 
 
 def is_string(schema: Any) -> bool:
@@ -162,7 +170,7 @@ def is_strict(tool: FunctionTool | CustomTool) -> bool:
     """Whether its calls are held to its schema wherever there is one."""
     if isinstance(tool, FunctionTool):
         return bool(tool.function.strict)
-    return isinstance(tool.custom.format, GrammarInput)
+    return grammar_of(tool) is not None
 
 
 def tool_for_template(tool: FunctionTool | CustomTool) -> dict[str, Any]:

@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from gateway.openai.tools import CustomTool, FunctionTool, ToolPolicy, is_strict, is_string, name_of, schema_of
+from gateway.openai.tools import (
+    CustomTool,
+    FunctionTool,
+    ToolPolicy,
+    grammar_of,
+    is_strict,
+    is_string,
+    name_of,
+    schema_of,
+)
 from gateway.output_parsers.registry import FORCED, Names, Tags
 from gateway.text.body import UnsupportedFieldError
+from gateway.text.custom_input import ToolInput, in_object, line_in_tags, text_in_json
 from gateway.text.grammars import ANY_OBJECT, Check, Wanted, checked, sized
 from gateway.text.json_values import Values
 from slipstream.grammar.check import MAX_BYTES
@@ -48,12 +58,12 @@ def tool_grammar(
     strict = any(is_strict(tool) for _, tool in allowed)
     if not policy.required and not strict and not (policy.limited and allowed):
         return ToolGrammar(None, parser)
-    schemas = {index: _schema(tool, values, forced=policy.required) for index, tool in allowed}
-    form, used = _form(allowed, schemas, names)
+    inputs = {index: _input(index, tool, values, forced=policy.required) for index, tool in allowed}
+    form, used = _form(allowed, inputs, names)
     if form is None:
         if not policy.required:
             _refuse(allowed, policy, parser)
-        form, used = [_bare(tool, schemas[index], '"parameters"') for index, tool in allowed], FORCED
+        form, used = [_bare(tool, inputs[index], '"parameters"') for index, tool in allowed], FORCED
     tags = StructuralTag(
         tuple(form),
         at_least_one=policy.required,
@@ -67,15 +77,17 @@ def tool_grammar(
             check(Wanted(grammar, "tools"))
         except InvalidArgumentError:
             for index, tool in allowed:
-                check(Wanted(Grammar(json_schema=schemas[index]), _schema_field(index, tool)))
+                check(Wanted(inputs[index].grammar, _input_field(index, tool)))
             raise
 
     ask(sized)
     return ToolGrammar(grammar, used, partial(ask, checked))
 
 
-def _schema_field(index: int, tool: FunctionTool | CustomTool) -> str:
-    return f"tools[{index}].function.parameters" if isinstance(tool, FunctionTool) else f"tools[{index}].custom"
+def _input_field(index: int, tool: FunctionTool | CustomTool) -> str:
+    if isinstance(tool, FunctionTool):
+        return f"tools[{index}].function.parameters"
+    return f"tools[{index}].custom.format.grammar.definition"
 
 
 def either(
@@ -96,9 +108,13 @@ def either(
     ]
     rules.append(f"call: {' | '.join(f'call_{index}' for index in policy.allowed)}")
     for index in policy.allowed:
-        tag = _hermes(tools[index], _schema(tools[index], values, forced=False), names.around_calls)
+        given = _input(index, tools[index], values, forced=False)
+        tag = _hermes(tools[index], given, names.around_calls)
         rules.append(f"call_{index}: {_quoted(tag.begin)} arguments_{index} {_quoted(tag.end)}")
-        rules.append(f"arguments_{index}: {_json_rule(tag.json_schema or ANY_OBJECT, pattern, wanted)}")
+        if given.text is None:
+            rules.append(f"arguments_{index}: {_json_rule(given.schema, pattern, wanted)}")
+        else:
+            rules += [f"arguments_{index}: {in_object(given.text)}", *given.text.lines]
     return Wanted(Grammar(lark="\n".join(rules)), wanted.field)
 
 
@@ -124,49 +140,63 @@ def _json(schema: dict[str, Any], pattern: str) -> str:
     return f"%json {json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}"
 
 
-def _schema(tool: FunctionTool | CustomTool, values: Values, *, forced: bool) -> str:
+def _input(index: int, tool: FunctionTool | CustomTool, values: Values, *, forced: bool) -> ToolInput:
     if not (forced or is_strict(tool)):
-        return ANY_OBJECT
-    return json.dumps(values.whole(schema_of(tool)), ensure_ascii=False)
+        return ToolInput(ANY_OBJECT)
+    return ToolInput(
+        json.dumps(values.whole(schema_of(tool)), ensure_ascii=False),
+        text_in_json(tool, f"c{index}x", _input_field(index, tool)),
+    )
 
 
 def _refuse(allowed: Sequence[tuple[int, FunctionTool | CustomTool]], policy: ToolPolicy, parser: str | None) -> None:
     if policy.limited:
         field = "tool_choice" if policy.parallel else "parallel_tool_calls"
     else:
-        index = next(index for index, tool in allowed if is_strict(tool))
-        field = f"tools[{index}].function.strict"
+        index, tool = next((index, tool) for index, tool in allowed if is_strict(tool))
+        field = f"tools[{index}].{'function.strict' if isinstance(tool, FunctionTool) else 'custom.format'}"
     reason = f"{field}: calls in free text cannot be held to it in this model's form ({parser or 'none'})"
     raise UnsupportedFieldError(f'{reason}; tool_choice "required" can', field=field)
 
 
 def _form(
-    allowed: Sequence[tuple[int, FunctionTool | CustomTool]], schemas: Mapping[int, str], names: Names
+    allowed: Sequence[tuple[int, FunctionTool | CustomTool]], inputs: Mapping[int, ToolInput], names: Names
 ) -> tuple[list[TagRule] | None, str | None]:
     """Tags in the model's own form; None where there are none."""
     parser = names.tools
     match parser:
         case "hermes":
-            return [_hermes(tool, schemas[index], names.around_calls) for index, tool in allowed], parser
+            return [_hermes(tool, inputs[index], names.around_calls) for index, tool in allowed], parser
         case "llama3_json":
-            return [_bare(tool, schemas[index], '"parameters"') for index, tool in allowed], parser
+            return [_bare(tool, inputs[index], '"parameters"') for index, tool in allowed], parser
         case "qwen3_coder":
-            tags = [_xml(tool, json.loads(schemas[index])) for index, tool in allowed]
+            tags = [_xml_call(index, tool, json.loads(inputs[index].schema)) for index, tool in allowed]
             return ([tag for tag in tags if tag is not None], parser) if all(tags) else (None, None)
     return None, None
 
 
-def _hermes(tool: FunctionTool | CustomTool, schema: str, tags: Tags) -> TagRule:
+def _hermes(tool: FunctionTool | CustomTool, given: ToolInput, tags: Tags) -> TagRule:
     begin = f'{tags.opening}\n{{"name": {json.dumps(name_of(tool))}, "arguments": '
-    return TagRule(tags.opening, begin, f"}}\n{tags.closing}", json_schema=schema)
+    return TagRule(tags.opening, begin, f"}}\n{tags.closing}", json_schema=given.json_schema, lark=given.lark)
 
 
-def _bare(tool: FunctionTool | CustomTool, schema: str, key: str) -> TagRule:
-    return TagRule(_BARE, f'{{"name": {json.dumps(name_of(tool))}, {key}: ', "}", json_schema=schema)
+def _bare(tool: FunctionTool | CustomTool, given: ToolInput, key: str) -> TagRule:
+    begin = f'{{"name": {json.dumps(name_of(tool))}, {key}: '
+    return TagRule(_BARE, begin, "}", json_schema=given.json_schema, lark=given.lark)
 
 
-def _xml(tool: FunctionTool | CustomTool, schema: dict[str, Any]) -> TagRule | None:
-    """A call in tags; None where its schema says more than that there are parameters, in order, some of them needed."""
+def _xml_call(index: int, tool: FunctionTool | CustomTool, schema: dict[str, Any]) -> TagRule | None:
+    """A call in tags; None where there is no such form of it."""
+    begin, end = f"{_XML}\n<function={name_of(tool)}>\n", "</function>\n</tool_call>"
+    if grammar_of(tool) is None:
+        lark = _xml(schema)
+    else:
+        lark = line_in_tags(tool, "<parameter=input>\n", "\n</parameter>\n", _input_field(index, tool))
+    return None if lark is None else TagRule(_XML, begin, end, lark=lark)
+
+
+def _xml(schema: dict[str, Any]) -> str | None:
+    """Parameters in tags; None where a schema says more than that there are some, in order, some of them needed."""
     properties, required = schema.get("properties"), schema.get("required", [])
     known = {"type", "properties", "required", "additionalProperties", "$defs", "description", "title", "$schema"}
     if (
@@ -183,9 +213,7 @@ def _xml(tool: FunctionTool | CustomTool, schema: dict[str, Any]) -> TagRule | N
             return None
         rules += [f"p{number}: {_quoted(f'<parameter={key}>' + chr(10))} v{number}", *value]
         places.append(f"p{number}" if key in required else f"p{number}?")
-    lark = "\n".join([f"start: {' '.join(places) or _quoted('')}", *rules])
-    begin = f"{_XML}\n<function={name_of(tool)}>\n"
-    return TagRule(_XML, begin, "</function>\n</tool_call>", lark=lark)
+    return "\n".join([f"start: {' '.join(places) or _quoted('')}", *rules])
 
 
 def _xml_value(number: int, schema: Any, definitions: Any) -> list[str] | None:

@@ -150,8 +150,8 @@ FUNCTION = WEATHER["function"]
         (
             {"tools": [{"type": "custom", "custom": {"name": "c", "format": {"type": "grammar", "grammar": {
                 "syntax": "lark", "definition": "start: A"}}}}]},
-            "tools[0].custom.format.grammar.syntax",
-            "regex",
+            "tools[0].custom.format.grammar.definition",
+            "the terminal A is not defined",
         ),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.openai.tools import CustomTool, schema_of
 from gateway.output_parsers.registry import AnswerForm
 from gateway.text.jobs import Jobs
 from gateway.text.prepared import Prepared, WorkerTask
@@ -181,11 +182,103 @@ def test_schemas_that_say_more_than_xml_can_are_forced_as_json(prepared: Any, ac
     assert caught.value.field == "tools[0].function.strict"
 
 
-def test_a_custom_tool_with_a_grammar(prepared: Any, accepts: Accepts) -> None:
-    custom = {"name": "run", "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-c]+"}}}
-    grammar, _ = parts(prepared(tools=[{"type": "custom", "custom": custom}]))
+def test_a_custom_tool_with_a_regular_expression(prepared: Any, accepts: Accepts) -> None:
+    grammar, _ = parts(prepared(tools=[custom("regex", "[a-c]+")]))
     assert accepts(grammar, hermes("run", '{"input": "abc"}'))
     assert not accepts(grammar, hermes("run", '{"input": "abd"}'))
+
+
+def custom(syntax: str, definition: str) -> dict[str, Any]:
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": "run", "format": grammar}}
+
+
+LINES = r"""
+start: line+
+line: WORD (" " (WORD | ESCAPED_STRING))* "\n"
+WORD: /[a-z]+/
+%import common.ESCAPED_STRING
+"""
+SCRIPT = 'say "a\\tb"\nstop\n'
+
+
+@pytest.mark.parametrize(
+    ("template", "write"), [(TEMPLATE, hermes), (LLAMA_TEMPLATE, bare), (MISTRAL_TEMPLATE, bare), (XML_TEMPLATE, bare)]
+)
+def test_a_custom_tool_with_a_grammar_in_lark(prepared: Any, accepts: Accepts, template: str, write: Any) -> None:
+    grammar, form = parts(prepared(template, tools=[custom("lark", LINES), ADD], tool_choice="required"))
+    call = write("run", json.dumps({"input": SCRIPT}))
+    assert accepts(grammar, call)
+    assert accepts(grammar, write("add", '{"a": 1}') + call)
+    assert read(form, call) == Answer(calls=(("run", json.dumps({"input": SCRIPT})),))
+    assert form.custom == {"run"}
+    for text in ("say", 'say "\n', "say\n\n", ""):
+        assert not accepts(grammar, write("run", json.dumps({"input": text})))
+
+
+def test_a_grammar_in_lark_within_free_text(prepared: Any, accepts: Accepts) -> None:
+    request = prepared(tools=[custom("lark", LINES), WEATHER])
+    grammar, form = parts(request)
+    call = hermes("run", json.dumps({"input": SCRIPT}))
+    text = f"I do.\n{call}\n{CALL}"
+    assert accepts(grammar, text)
+    assert [name for name, _ in read(form, text).calls] == ["run", "get_weather"]
+    assert accepts(grammar, "Nothing to do.")
+    assert not accepts(grammar, call.replace("say", "Say"))
+
+
+def test_a_grammar_in_lark_beside_an_answer_in_json(prepared: Any, accepts: Accepts) -> None:
+    tools = [custom("lark", LINES), *STRICT]
+    tools.append({"type": "custom", "custom": tools[0]["custom"] | {"name": "again"}})
+    grammar, _ = parts(prepared(tools=tools, response_format={"type": "json_object"}))
+    for name in ("run", "again"):
+        assert accepts(grammar, hermes(name, json.dumps({"input": SCRIPT})))
+        assert not accepts(grammar, hermes(name, '{"input": "say"}'))
+    assert accepts(grammar, '{"x": 1}')
+    assert accepts(grammar, CALL)
+
+
+@pytest.mark.parametrize("tool", [custom("regex", "[0-9]+( [-+*] [0-9]+)*"), custom("lark", r"""
+start: INT (SIGN INT)*
+SIGN: "+" | "-" | "*"
+%import common (INT, WS_INLINE)
+%ignore WS_INLINE
+""")])  # fmt: skip
+def test_a_line_of_a_grammar_as_xml(prepared: Any, accepts: Accepts, tool: dict[str, Any]) -> None:
+    for choice in ("auto", "required"):
+        grammar, form = parts(prepared(XML_TEMPLATE, tools=[tool], tool_choice=choice))
+        call = "<tool_call>\n<function=run>\n<parameter=input>\n1 + 23 * 4\n</parameter>\n</function>\n</tool_call>"
+        assert accepts(grammar, call)
+        assert read(form, call) == Answer(calls=(("run", '{"input": "1 + 23 * 4"}'),))
+        assert not accepts(grammar, call.replace("* 4", "*"))
+        assert not accepts(grammar, call.replace("* 4", "* 4\n"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"tools": [ADD, custom("lark", "start: A")]}, "tools[1].custom.format.grammar.definition", "A is not defined"),
+        ({"tools": [custom("lark", "start: <|end|>")]}, "tools[0].custom.format.grammar.definition", "special token"),
+        ({"tools": [custom("lark", "#" * 40_000)]}, "tools[0].custom.format.grammar.definition", "the limit is 32768"),
+        ({"tools": [custom("lark", LINES)], "template": XML_TEMPLATE}, "tools[0].custom.format", "free text"),
+        ({"tools": [custom("regex", "a")], "template": MISTRAL_TEMPLATE}, "tools[0].custom.format", "free text"),
+    ],
+)
+def test_grammars_of_custom_tools_that_are_refused(
+    prepared: Any, fields: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=words) as caught:
+        prepared(**fields)
+    assert caught.value.field == field
+
+
+def test_a_grammar_in_lark_is_shown_to_the_model(prepared: Any) -> None:
+    assert (
+        "A text of this grammar in Lark"
+        in schema_of(CustomTool(**custom("lark", LINES)))["properties"]["input"]["description"]
+    )
+    with pytest.raises(InvalidArgumentError):
+        prepared(tools=[custom("ebnf", LINES)])
 
 
 def test_a_schema_as_text_is_measured_before_it_is_decoded(prepared: Any) -> None:
