@@ -14,6 +14,7 @@ from slipstream.grammar.tokenizer import GrammarTokenizer
 from slipstream.grammar.trial import check_start
 from slipstream.panics import is_panic
 from slipstream.rpc.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, SlipstreamError
+from verify_service.grammar.endless import may_force_without_end
 from verify_service.grammar.forced_texts import ForcedTexts
 from verify_service.grammar.matcher import CompiledGrammar
 from verify_service.grammar.trials import GrammarTrials
@@ -177,6 +178,8 @@ def _refuse(jobs: list[_Job]) -> None:
 
 def _compiled(grammar: Grammar, tokenizer: GrammarTokenizer, forced_texts: ForcedTexts) -> CompiledGrammar:
     """Compile, and compute the first mask once, so that a grammar that trips a limit at once is refused."""
-    compiled = CompiledGrammar.compile(check(grammar, tokenizer), tokenizer, forced_texts)
+    compiled = CompiledGrammar.compile(
+        check(grammar, tokenizer), tokenizer, forced_texts, may_be_endless=may_force_without_end(grammar)
+    )
     check_start(grammar, compiled.start)
     return compiled

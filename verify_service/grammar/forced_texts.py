@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.grammar.tokenizer import GrammarTokenizer
 from slipstream.panics import is_panic
 from slipstream_kernels.token_tree import TokenTree
@@ -33,6 +36,18 @@ class ForcedTexts:
                 self._ids.setdefault(text, token)
                 self._lengths[token] = len(text)
         self._tree = lru_cache(_KEPT)(self._grown)
+
+    def only_text(self, words: NDArray[np.uint32]) -> tuple[int, bytes]:
+        """Return the longest of the tokens that a mask allows, and its text, where that begins with each other one's.
+
+        A text of no byte where tokens go apart, or one of them is special. Bit i of word i // 32 is token i.
+        """
+        tokens = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        if not 1 <= len(tokens) <= _LONGEST or not all(int(token) in self._lengths for token in tokens):
+            return -1, b""
+        texts = {self._tokens.decode_bytes([int(token)]): int(token) for token in tokens}
+        longest = max(texts, key=len)
+        return (texts[longest], longest) if all(map(longest.startswith, texts)) else (-1, b"")
 
     def tree(self, text: bytes, max_nodes: int, max_depth: int) -> TokenTree | None:
         """Return a text as a chain of tokens, in the tokenizer's own split, with siblings.

@@ -28,6 +28,8 @@ OUTPUT_EACH, OUTPUT_EXCESS = 1e-3, 10.0
 """Processor seconds of questions about a request's output: for each token, and beyond that for all; then it fails."""
 DRAFT_EACH, DRAFT_EXCESS = 1e-4, 0.1
 """The same for questions about drafted tokens; then nothing is drafted for the request, or pruned, any more."""
+_LIKELY_TOKENS = 8
+"""Of a forced text whose end is not known."""
 _LONGEST_FAILURE = 200
 _MASK = 5
 """Tokens that a mask may take the time of."""
@@ -44,7 +46,7 @@ class CompiledGrammar:
 
     Copies share what was built lazily, which counts against the grammar's limits; `renew` begins with nothing built.
     may_draft: no question about tokens that are not output has tripped a limit yet; afterwards none is asked, and never
-    one of what cannot be renewed.
+    one of what cannot be renewed. may_be_endless: llguidance is never asked for all of the text that must come next.
     """
 
     text: str
@@ -53,13 +55,19 @@ class CompiledGrammar:
     start: LLMatcher
     may_draft: bool = True
     renewable: bool = True
+    may_be_endless: bool = True
 
     @classmethod
-    def compile(cls, text: str, tokenizer: GrammarTokenizer, forced_texts: ForcedTexts) -> Self:
+    def compile(
+        cls, text: str, tokenizer: GrammarTokenizer, forced_texts: ForcedTexts, *, may_be_endless: bool = True
+    ) -> Self:
         """Compile what `check` has taken. `start` may be in error."""
         start, seconds = _compiled(text, tokenizer)
         quick = seconds <= RENEWAL_SECONDS
-        return cls(text, tokenizer, forced_texts, start, may_draft=quick, renewable=quick)
+        return cls(
+            text, tokenizer, forced_texts, start,
+            may_draft=quick, renewable=quick, may_be_endless=may_be_endless,
+        )  # fmt: skip
 
     def renew(self) -> None:
         """Begin with nothing built; as it was where that cannot be done."""
@@ -152,10 +160,28 @@ class TokenMatcher:
         return np.frombuffer(mask, np.uint32).copy()
 
     def forced(self) -> bytes:
-        """Return the bytes that must come next; none where that is open."""
+        """Return the bytes that must come next, or what may well; none where that is open."""
+        if self._compiled.may_be_endless:
+            return self._likely()
         text = self._ask(lambda matcher: matcher.compute_ff_bytes())
         if len(text) > _LONG_TEXT:
             self._compiled.may_draft = False
+        return text
+
+    def _likely(self) -> bytes:
+        """Return the text of a few tokens, at each of which all that are allowed begin one another."""
+        begun, text = len(self), b""
+        try:
+            for _ in range(_LIKELY_TOKENS):
+                if self.is_complete():
+                    break
+                token, longest = self._compiled.forced_texts.only_text(self.allowed())
+                if not longest:
+                    break
+                text += longest
+                self.follow((token,))
+        finally:
+            self.go_back(len(self) - begun)
         return text
 
     def _ask(self, question: Callable[[LLMatcher], T], tokens: int = 1) -> T:

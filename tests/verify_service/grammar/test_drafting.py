@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.grammar.grammar import Grammar
+from slipstream.grammar.grammar import Grammar, StructuralTag, TagRule
 from slipstream.grammar.tokenizer import GrammarTokenizer, load_tokenizer
 from slipstream_kernels.token_tree import TokenTree
 from support.schemas import CALL, SCHEMAS
@@ -75,6 +75,41 @@ def test_forced_text_is_a_chain_with_other_splits_beside_it(
     small = forced_tree(grammar, 5, 3)
     assert small is not None and len(small) <= 5 and small.depth <= 3
     assert forced_tree(grammar, 0, 3) is None and forced_tree(grammar, 3, 0) is None
+
+
+SWALLOWED = "([ab]?b*){2}"
+"""An expression that takes any b in front of one."""
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(lark=f'start: A "b"\nA: /{SWALLOWED}/'),
+        Grammar(lark='start: "abab" "c"\n%ignore /b+/'),
+        Grammar(structural_tag=StructuralTag((TagRule("a", "a", "b>", regex="(b?a*b*){2}"),))),
+        Grammar(json_schema='{"const": {"abab": 1}}', whitespace_pattern='["ab]*'),
+    ],
+)
+def test_a_text_that_is_forced_without_end_is_drafted_in_part(
+    tokenizer: GrammarTokenizer, forced_texts: ForcedTexts, grammar: Grammar
+) -> None:
+    followed = RequestGrammar(_compiled(grammar, tokenizer, forced_texts))
+    for letter in tokenizer.tokens.tokenize_str("{" if grammar.json_schema else "abab"):
+        followed.step(letter)
+    length = followed.length
+    tree = forced_tree(followed, 63, 63)
+    assert followed.length == length
+    assert tree is None or legal_part(followed, tree) == tree
+
+
+def test_what_a_grammar_in_lark_forces_is_drafted(tokenizer: GrammarTokenizer, forced_texts: ForcedTexts) -> None:
+    grammar = RequestGrammar(_compiled(Grammar(lark='start: "hello world" /[a-z]/'), tokenizer, forced_texts))
+    tree = forced_tree(grammar, 63, 63)
+    assert tree is not None and is_forced(tree)
+    chain = tree.path(max(range(len(tree)), key=lambda node: tree.depths[node]))
+    text = tokenizer.tokens.decode_str([tree.token_ids[node] for node in chain])
+    assert len(text) > 3 and "hello world".startswith(text)
+    assert legal_part(grammar, tree) == tree
 
 
 def test_nothing_is_drafted_where_nothing_is_forced(tokenizer: GrammarTokenizer, forced_texts: ForcedTexts) -> None:
