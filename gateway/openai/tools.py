@@ -13,6 +13,8 @@ from gateway.openai.fields import Body, Ignored
 from gateway.openai.messages import ToolName
 
 MOST_TOOLS: Final = 128
+MOST_LETTERS: Final = 1 << 15
+"""Of a custom tool's grammar."""
 
 JsonSchema = Annotated[dict[str, Any], Field(description="A JSON Schema.")]
 
@@ -44,7 +46,9 @@ class GrammarDefinition(Body):
     """What a custom tool's input matches."""
 
     syntax: Literal["lark", "regex"]
-    definition: str = Field(description="In llguidance's dialect of Lark, or a regular expression.")
+    definition: str = Field(
+        description="In llguidance's dialect of Lark, or a regular expression.", max_length=MOST_LETTERS
+    )
 
 
 class GrammarInput(Body):

@@ -49,6 +49,27 @@ BODIES: dict[str, tuple[dict[str, Any], str]] = {
     "choices": ({"structured_outputs": {"choice": CHOICES}}, "structured_outputs.choice"),
     "parameters, which the prompt has": (with_tool(parameters=WIDE), "messages"),
 }  # fmt: skip
+
+
+def with_grammar(definition: str) -> dict[str, Any]:
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}}
+    return {"tools": [{"type": "custom", "custom": {"name": "f", "format": grammar}}], "tool_choice": "required"}
+
+
+DEFINITION = "tools[0].custom.format.grammar.definition"
+BODIES["rules of a custom tool"] = with_grammar('start: "a"\n' * (SIZE // 11)), DEFINITION
+HOSTILE = {
+    "terminals": "start: "
+    + " | ".join(f"T{n}" for n in range(1500))
+    + "\n"
+    + "\n".join(f'T{n}: "{n}"' for n in range(1500)),
+    "doubling": "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "\\n"',
+    "counts": "start: /" + "(" * 40 + "a" + "){1000}" * 40 + "/",
+    "repetitions": "start: " + "(" * 40 + '"a"' + "){100}" * 40,
+    "brackets": "start: " + "(" * 5000 + '"a"' + ")" * 5000,
+    "ways": 'start: s\ns: s s | "a"' + " | s" * 3000,
+    "denied": "start: A\nA: " + " & ".join(["~/.*a.{200}/"] * 200),
+}
 GRAMMARS: dict[str, tuple[Grammar, str]] = {
     "properties": (Grammar(json_schema=json.dumps(WIDE)), "sampling.grammar.json_schema"),
     "a pattern": (Grammar(regex=LONG), "sampling.grammar.regex"),
@@ -126,6 +147,17 @@ def test_over_http_its_field_is_named(wide_gateway: GatewayProcess, neighbour: N
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field), error
     assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_of_a_custom_tool_costs_its_own_request(
+    wide_gateway: GatewayProcess, neighbour: Neighbour, name: str
+) -> None:
+    """One that is not refused is the verify service's to decide on."""
+    answer = post(wide_gateway, with_grammar(HOSTILE[name]) | {"max_tokens": 1})
+    refused = answer.status_code == 400 and answer.json()["error"]["param"] == DEFINITION
+    too_long = answer.status_code == 400 and answer.json()["error"]["param"] == "messages"  # the prompt shows it
+    assert refused or too_long or answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("name", GRAMMARS)

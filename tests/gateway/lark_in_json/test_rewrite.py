@@ -219,6 +219,22 @@ def test_what_becomes_of_hostile_definitions_is_bounded(name: str) -> None:
     assert size < 1 << 22
 
 
+WORDS = [*'()[]{}|~&*+?.:"/\\n#%<>@!,-^$ ', "start", "A", "\n", "start: ", "..", "->", "%ignore", "%import common.",
+         "INT", "a{2}", "[^a]", r"\x", "(?i)", "é", "\x00"]  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(WORDS), max_size=12).map("".join) | st.text(max_size=20), st.integers(0, len(PROGRAM)))
+def test_what_is_no_definition_is_refused_in_words(text: str, place: int) -> None:
+    for definition in (text, f"start: A {text}\nA: /{text}/", PROGRAM[:place] + text + PROGRAM[place:]):
+        for encoding in (IN_JSON, AS_IT_IS):
+            try:
+                said = "".join(rewritten(definition, encoding).lines)
+            except LarkError as error:
+                said = str(error)
+            assert said
+
+
 def test_prefixes_keep_names_of_two_grammars_apart() -> None:
     def names(prefix: str, encoding: Encoding) -> set[str]:
         return {line.partition(":")[0] for line in rewritten(PROGRAM, encoding, prefix).lines}
