@@ -4,7 +4,8 @@
     python -m benchmarks.routing --parts decisions           # the cost alone
 
 *simulated*: steps of the verify services take what formulas say (about an 8B model on an H200), while the policies are
-the gateway's own and the prefix caches the verify service's own. *served*: verify services on this machine's CPU, which
+the gateway's own and the prefix caches the verify service's own. *looped*: the same with clients that wait for
+their answers, and prompts that share nothing. *served*: verify services on this machine's CPU, which
 they share, behind the gateway's client. In both either tenants have a long prefix each, more than one service's cache
 holds, or no prompt shares anything with another. The first third of the requests fills caches and is not counted.
 """
@@ -23,13 +24,14 @@ from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.routing import served
 from benchmarks.routing.decision import decisions
 from benchmarks.routing.machine import MachineCosts
-from benchmarks.routing.simulation import policy_of, simulate
+from benchmarks.routing.simulation import policy_of, simulate, simulate_loop
 from benchmarks.routing.tables import text
 from benchmarks.routing.workload import Workload
 from gateway.config import RoutingName
 
 POLICIES: Final[tuple[RoutingName, ...]] = ("prefix", "least-loaded", "random")
-PARTS: Final = ("simulated", "served", "decisions")
+PARTS: Final = ("simulated", "looped", "served", "decisions")
+CLIENTS: Final = (1, 2, 4)
 
 
 def main() -> None:
@@ -44,7 +46,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1800, help="simulated for each figure")
     parser.add_argument("--replicas", type=int, default=8, help="simulated services")
     parser.add_argument("--tenants", type=int, default=150, help="simulated tenants")
-    parser.add_argument("--rounds", type=int, default=2, help="of each policy with real services, in turns")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of each policy with real services, in an order that turns with each"
+    )
     asked = parser.parse_args()
     settings = {name: value for name, value in vars(asked).items() if name not in {"output", "model", "parts"}}
     content: dict[str, Any] = {
@@ -55,6 +59,8 @@ def main() -> None:
     }
     if "simulated" in asked.parts:
         content["simulated"] = list(_simulated(asked))
+    if "looped" in asked.parts:
+        content["looped"] = list(_looped(asked))
     if "served" in asked.parts:
         with served.services(asked.model, served.ServedLoad()) as addresses:
             content["served"] = asyncio.run(_served(asked, addresses))
@@ -74,13 +80,31 @@ def _simulated(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield {"requests/s": rate, "prompts": prompts, "policy": name} | asdict(found)
 
 
+def _looped(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Nothing shared, and so many clients a service that each send a request once the last one is answered."""
+    for clients in CLIENTS:
+        for tokens, output in ((1200, 8), (1200, 64), (3000, 150)):
+            workload = Workload(1.0, asked.requests // 3, 0, tokens, 0, output)
+            for name in POLICIES:
+                found = simulate_loop(
+                    workload.requests(0), policy_of(name, 0), MachineCosts(), asked.replicas, clients * asked.replicas
+                )
+                yield {"clients a service": clients, "prompt": tokens, "output": output, "policy": name} | asdict(found)
+
+
+def in_turn(round_: int) -> tuple[RoutingName, ...]:
+    """The policies in an order of which each has each place equally often: what ran before warms or disturbs."""
+    first = round_ % len(POLICIES)
+    return POLICIES[first:] + POLICIES[:first]
+
+
 async def _served(asked: argparse.Namespace, addresses: Sequence[str]) -> list[dict[str, Any]]:
     shared = served.ServedLoad()
     loads = {"shared": shared, "apart": replace(shared, tenants=0, requests=shared.requests // 2)}
     rows: list[dict[str, Any]] = []
     for round_ in range(asked.rounds):
         for prompts, load in loads.items():
-            for name in POLICIES:
+            for name in in_turn(round_):
                 found = await served.measure(addresses, name, load, len(rows))
                 rows.append({"round": round_, "prompts": prompts, "policy": name} | asdict(found))
     return rows

@@ -61,14 +61,21 @@ class Machine:
     """Continuous batching with chunked prefill; requests start in order, but not while one computes what they share.
 
     `later` calls a function after so many virtual seconds. Pages for a request's whole length are taken as it starts.
+    `ended` is called for each request that has, once the gateway knows.
     """
 
-    def __init__(self, costs: MachineCosts, later: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        costs: MachineCosts,
+        later: Callable[[float, Callable[[], None]], None],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         self.routing = ReplicaLoad()
         self.page_size = PAGE_SIZE
         self.load = 0
         self._costs = costs
         self._later = later
+        self._ended = ended
         self._pool = PagePool(costs.pages)
         self._cache = PrefixCache(self._pool, PAGE_SIZE)
         self._waiting: deque[Request] = deque()
@@ -130,6 +137,8 @@ class Machine:
         for number in begun:
             self.routing.leave(number)
         self.load -= ended
+        for _ in range(ended):
+            self._ended()
 
     def _start(self) -> None:
         blocked: deque[Request] = deque()

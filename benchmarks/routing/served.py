@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 import sys
 import time
 from array import array
@@ -19,11 +18,15 @@ from gateway.core.request import ChoiceRequest, Sampling, StepOutput
 from gateway.replicas.resumable_stream import ResumableStream
 from gateway.replicas.routing import policy_named
 from gateway.replicas.verify_client import VerifyClient
+from launcher.services.commands import join_address, split_address
 from launcher.services.free_ports import free_ports
+from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
+from launcher.services.readiness import wait_serving
 from slipstream.rpc.errors import SlipstreamError
 
 _READY_SECONDS = 120.0
 _ANSWER_SECONDS = 300.0
+_END_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +67,21 @@ class _Answer:
 
 @contextmanager
 def services(model: Path, load: ServedLoad) -> Iterator[list[str]]:
-    """Start verify services on free ports; their addresses."""
-    ports = free_ports(load.services)
-    flags = ("--model", str(model), "--device", "cpu", "--threads", "1", "--log-level", "error")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "verify_service", *flags, "--num-pages", str(load.pages), "--port", str(port)]
-        )
-        for port in ports
-    ]
+    """Start verify services on free ports, which end with this process, however it ends; their addresses."""
+    addresses = [join_address("127.0.0.1", port) for port in free_ports(load.services)]
+    flags = ("--model", str(model), "--device", "cpu", "--threads", "1", "--num-pages", str(load.pages))
+    command = (sys.executable, "-m", "verify_service", *flags, "--log-level", "error", "--port")
+    spawner = Spawner()
+    processes: list[ServiceProcess] = []
     try:
-        yield [f"127.0.0.1:{port}" for port in ports]
+        for address in addresses:
+            arguments = (*command, str(split_address(address)[1]))
+            processes.append(ServiceProcess(ServiceCommand("verify", arguments, address), spawner))
+        wait_serving(processes, time.monotonic() + _READY_SECONDS)
+        yield addresses
     finally:
         for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
+            process.stop(_END_SECONDS)
 
 
 async def measure(addresses: Sequence[str], name: RoutingName, load: ServedLoad, seed: int) -> Figures:

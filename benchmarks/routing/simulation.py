@@ -19,10 +19,34 @@ def simulate(requests: Sequence[Request], policy: RoutingPolicy, costs: MachineC
     for request in requests:
         clock.at(request.arrival, _arrival(request, policy, replicas, clock))
     clock.run()
+    return _figures(requests)
+
+
+def _figures(requests: Sequence[Request]) -> Figures:
+    """Of all but the first third."""
     counted = requests[len(requests) // 3 :]
     times = [request.first_token_at - request.arrival for request in counted]
     prompt_tokens = sum(len(request.prompt) for request in counted)
     return Figures.of(times, sum(request.cached_tokens for request in counted) / prompt_tokens)
+
+
+def simulate_loop(
+    requests: Sequence[Request], policy: RoutingPolicy, costs: MachineCosts, machines: int, clients: int
+) -> Figures:
+    """Run all requests, each of which comes as another one ends, so many at a time; see `simulate` otherwise."""
+    clock = _Clock()
+    todo = iter(requests)
+
+    def come() -> None:
+        if (request := next(todo, None)) is not None:
+            request.arrival = clock.now
+            _arrival(request, policy, replicas, clock)()
+
+    replicas = [Machine(costs, clock.at, come) for _ in range(machines)]
+    for _ in range(clients):
+        clock.at(0.0, come)
+    clock.run()
+    return _figures(requests)
 
 
 def policy_of(name: RoutingName, seed: int) -> RoutingPolicy:

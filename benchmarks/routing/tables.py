@@ -8,7 +8,11 @@ from typing import Any, Final
 
 from benchmarks.lib.report import markdown_table
 
-_CASES: Final = {"simulated": ("requests/s", "prompts"), "served": ("prompts",)}
+_CASES: Final = {
+    "simulated": ("requests/s", "prompts"),
+    "looped": ("clients a service", "prompt", "output"),
+    "served": ("prompts",),
+}
 """What tells the runs of a part apart, besides the policy."""
 
 _TIMES: Final = {"ttft_mean_ms": "TTFT ms, mean", "ttft_p50_ms": "p50", "ttft_p90_ms": "p90"}
