@@ -7,6 +7,7 @@ import sys
 from slipstream.extras import explained
 from slipstream.rpc.experiments import leave_out_event_engine
 from slipstream.standard_streams import open_standard_streams
+from slipstream.standby import stand_by
 
 
 def main() -> int:
@@ -14,9 +15,16 @@ def main() -> int:
     open_standard_streams()
     leave_out_event_engine()
     with explained("device", "the draft service"):
+        stand_by(_prepare)
         from draft_service.server.server import run  # gRPC reads its environment when it is imported
 
         return run()
+
+
+def _prepare() -> None:
+    from draft_service.server.standby import prepare  # as above
+
+    prepare()
 
 
 if __name__ == "__main__":

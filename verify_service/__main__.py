@@ -5,6 +5,7 @@ from __future__ import annotations
 from slipstream.extras import explained
 from slipstream.rpc.experiments import leave_out_event_engine
 from slipstream.standard_streams import open_standard_streams
+from slipstream.standby import stand_by
 
 
 def main() -> None:
@@ -12,9 +13,16 @@ def main() -> None:
     open_standard_streams()
     leave_out_event_engine()
     with explained("device", "the verify service"):
+        stand_by(_prepare)
         from verify_service.server.command import run  # gRPC reads its environment when it is imported
 
         run()
+
+
+def _prepare() -> None:
+    from verify_service.server.standby import prepare  # as above
+
+    prepare()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ closed loop. Every answer (ids, logprobs, how it ended) is compared with that of
              raylet, the process of a replica's actor
     drain    one replica drains under load
     scale    1 to 3 replicas, by load: few streams, all, few again
+    controller  the controller's process is killed, with the directory in it
+    gateway  one gateway is killed and started again; requests of others are not to notice
+    split    nothing passes between one gateway, which gets a network namespace (root, Linux), and one replica for 30 s
+    head     Ray's head is killed, after which nothing comes back: how long requests go on; the last scene
 
 Exit status 1 if a request failed or an answer changed.
 """
@@ -18,28 +22,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import re
-import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.cluster.nodes import Nodes, gateways, nodes
+from benchmarks.cluster import faults, scenes
+from benchmarks.cluster.gateways import Gateways
+from benchmarks.cluster.nodes import nodes
+from benchmarks.cluster.scenes import Facts, Members, Setting
 from benchmarks.cluster.traffic import Outcome, Traffic, jobs
 from benchmarks.lib.percentiles import percentile
 from benchmarks.lib.report import gpu_machine, write_json
-from benchmarks.lib.runner import verify_state
 from launcher.services.models import resolve_model
-from slipstream.directory.client import RemoteDirectory
-from slipstream.directory.member import Member
-
-BACK_SECONDS = 120.0
-LULL_STREAMS = 4
-Facts = dict[str, Any]
 
 
 def parse() -> argparse.Namespace:
@@ -48,6 +44,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--scenes", default="kill,drain,scale")
     parser.add_argument("--replicas", type=int, default=3, help="with --gpus as many as these")
+    parser.add_argument("--standby", type=int, default=2, help="replicas that stand by")
     parser.add_argument("--raylets", type=int, default=3, help="beside the head")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--streams", type=int, default=64)
@@ -57,120 +54,32 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=0, help="of this machine, one a replica")
     parser.add_argument("--model", type=Path, help="default: the demo model")
     parser.add_argument("--draft", default="inproc:ngram")
+    parser.add_argument(
+        "--skew", type=int, default=0, help="seconds by which the first raylet's clock is off; takes libfaketime"
+    )
     parser.add_argument("--output", type=Path, help="JSON")
     options = parser.parse_args()
     options.replicas = options.gpus or options.replicas
     return options
 
 
-class Members:
-    """The directory's list of the moment, and when it changed, by time.perf_counter()."""
-
-    def __init__(self, directory: str) -> None:
-        self._directory = RemoteDirectory(directory)
-        self.lists: list[tuple[float, tuple[Member, ...]]] = []
-
-    async def follow(self) -> None:
-        """Until cancelled."""
-        async for members in self._directory.watch():
-            self.lists.append((time.perf_counter(), members))
-
-    def serving(self) -> set[str]:
-        """Addresses that take new requests."""
-        return {each.address for each in self.lists[-1][1] if not each.draining} if self.lists else set()
-
-    async def back(self, count: int, without: str) -> float:
-        """When so many serve, the lost one not among them; infinite where that takes too long."""
-        limit = time.perf_counter() + BACK_SECONDS
-        while time.perf_counter() < limit:
-            if len(self.serving() - {without}) >= count and without not in self.serving():
-                return self.lists[-1][0]
-            await asyncio.sleep(0.05)
-        return float("inf")
-
-    async def told(self, address: str) -> float:
-        """When a member was first said to drain."""
-        async for members in self._directory.watch():
-            if any(each.draining and each.address == address for each in members):
-                return time.perf_counter()
-        return float("inf")
+SCENES = {"kill": scenes.kill, "drain": scenes.drain, "scale": scenes.scale, "controller": faults.controller,
+          "gateway": faults.gateway, "split": faults.split, "head": faults.head}  # fmt: skip
+LIBRARIES = "*/faketime/libfaketime.so.1"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a scene is played with."""
-
-    options: argparse.Namespace
-    ray: Nodes
-    traffic: Traffic
-    members: Members
-
-
-async def kill(at: Setting) -> Facts:
-    """Kills, one after the other, and how long capacity was away."""
-    began, back = time.perf_counter(), []
-    while time.perf_counter() < began + at.options.seconds:
-        next_at = time.perf_counter() + at.options.every
-        head_first = sorted((await asyncio.to_thread(at.ray.status))["replicas"], key=lambda each: each["number"])
-        victim = next(each for each in head_first if each["state"] == "ready")
-        killed = time.perf_counter()
-        if at.options.gpus:
-            os.kill(victim["process_id"], signal.SIGKILL)
-        else:
-            at.ray.kill_raylet(victim["process_id"])
-        joining = None if at.options.gpus else asyncio.create_task(asyncio.to_thread(at.ray.add, ("--num-cpus=2",)))
-        back.append(await at.members.back(at.options.replicas, victim["address"]) - killed)
-        if joining is not None:
-            await joining
-        print(f"killed {victim['address']}: all {at.options.replicas} serve after {back[-1]:.1f} s", flush=True)
-        await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
-    return {"kills": len(back), "seconds_until_capacity_is_back": [round(each, 2) for each in back]}
-
-
-async def drain(at: Setting) -> Facts:
-    """One replica drains; the time from the directory's word to the last of its requests."""
-    found = (await asyncio.to_thread(at.ray.status))["replicas"]
-    victim = next(each for each in found if each["state"] == "ready")
-    draining = asyncio.create_task(asyncio.to_thread(at.ray.cluster, "drain", str(victim["number"])))
-    told, before = await at.members.told(victim["address"]), 0
-    with suppress(Exception):  # it may have ended before it is asked
-        state = await asyncio.to_thread(verify_state, victim["address"])
-        before = state.running + state.queued
-        while state.running + state.queued:
-            state = await asyncio.to_thread(verify_state, victim["address"])
-    empty = time.perf_counter() - told
-    await draining
-    return {"requests_when_told": before, "seconds_until_empty": round(empty, 2)}
-
-
-async def scale(at: Setting) -> Facts:
-    """Few streams, all, few again; how many replicas served when."""
-    began = time.perf_counter()
-    for streams in (LULL_STREAMS, at.options.streams, LULL_STREAMS):
-        at.traffic.streams = streams
-        await asyncio.sleep(at.options.seconds / 3)
-    counts = [
-        (round(at - began, 1), sum(not each.draining for each in listed))
-        for at, listed in at.members.lists
-        if at > began
-    ]
-    return {"replicas_at_seconds": counts, "most": max((count for _, count in counts), default=1)}
-
-
-SCENES = {"kill": kill, "drain": drain, "scale": scale}
-
-
-async def scene(name: str, options: argparse.Namespace, ray: Nodes, traffic: Traffic, members: Members) -> Facts:
+async def scene(name: str, at: Setting) -> Facts:
     """One scene under traffic, with what became of requests."""
+    traffic, members = at.traffic, at.members
     traffic.outcomes = []
-    traffic.streams = options.streams
+    traffic.streams = at.options.streams
     following, over = asyncio.create_task(members.follow()), asyncio.Event()
     asking = asyncio.create_task(traffic.run(over))
     await members.back(1, "")
     await asyncio.sleep(2.0)
     began = time.perf_counter()
     try:
-        facts = await SCENES[name](Setting(options, ray, traffic, members))
+        facts = await SCENES[name](at)
     finally:
         over.set()
         await asking
@@ -194,6 +103,15 @@ def _requests(outcomes: list[Outcome], began: float) -> Facts:
     }
 
 
+def clock(seconds: int) -> dict[str, str]:
+    """The environment of processes whose clock is off; what they measure by the monotonic one is not."""
+    libraries = sorted(Path("/usr/lib").glob(LIBRARIES))
+    if not libraries:
+        raise SystemExit(f"--skew takes libfaketime, and there is no /usr/lib/{LIBRARIES}")
+    return {"LD_PRELOAD": str(libraries[0]), "FAKETIME": f"{seconds:+d}", "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # fmt: skip
+
+
 def main() -> int:
     options = parse()
     model = resolve_model(options.model)
@@ -201,27 +119,33 @@ def main() -> int:
     facts: Facts = {"machine": gpu_machine("cuda" if options.gpus else "cpu"), "streams": options.streams}
     head = ("--num-cpus=16", f"--num-gpus={options.gpus}") if options.gpus else ("--num-cpus=0", "--num-gpus=0")
     with nodes(head) as ray:
-        for _ in range(0 if options.gpus else options.raylets):
-            ray.add(("--num-cpus=2", "--num-gpus=0"))
-        up = ("up", "--model", str(model), "--draft", options.draft, *device, "--directory-port", "0")
+        for index in range(0 if options.gpus else options.raylets):
+            ray.add(("--num-cpus=2", "--num-gpus=0"), clock(options.skew) if index == 0 and options.skew else None)
+        up = ("up", "--model", str(model), "--draft", options.draft, *device, "--directory-port", "0",
+              "--standby", str(options.standby))  # fmt: skip
         greeting = ray.cluster(*up, "--replicas", str(options.replicas))
         found = re.search(r"--directory (\S+)", greeting)
         assert found is not None
-        with gateways(options.gateways, model, found[1]) as addresses:
-            traffic = Traffic(addresses, jobs(options.streams, options.tokens), options.streams)
+        wanted = options.scenes.split(",")
+        with Gateways(options.gateways, model, found[1], apart="split" in wanted) as gateways:
+            traffic = Traffic(gateways.addresses, jobs(options.streams, options.tokens), options.streams)
             asyncio.run(traffic.learn())
-            for name in options.scenes.split(","):
+            for name in wanted:
                 if name == "scale":
                     ray.cluster(*up, "--max-replicas", "3", "--target-requests", str(options.streams / 3),
                                 "--upscale-delay-s", "3", "--downscale-delay-s", "8", "--look-back-s", "4")  # fmt: skip
-                facts[name] = asyncio.run(scene(name, options, ray, traffic, Members(found[1])))
+                facts[name] = asyncio.run(scene(name, Setting(options, ray, traffic, Members(found[1]), gateways)))
                 shown = {key: value for key, value in facts[name].items() if key != "first_token_at_seconds"}
                 print(name, shown, flush=True)
                 if options.output:
                     write_json(options.output, facts)
         with suppress(Exception):  # whatever is left ends with Ray
             ray.cluster("down", "--drain-seconds", "1")
-    bad = [name for name in SCENES if name in facts and (facts[name]["failed"] or facts[name]["changed"])]
+    bad = [
+        name
+        for name in SCENES
+        if name in facts and name != "head" and (facts[name]["failed"] or facts[name]["changed"])
+    ]
     return 1 if bad else 0
 
 

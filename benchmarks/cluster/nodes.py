@@ -1,4 +1,4 @@
-"""A Ray of this machine: a head and raylets, each of which can be killed, and the cluster of replicas on them."""
+"""A Ray of this machine: a head and raylets, each of which can be killed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from launcher.services.commands import join_address
 from launcher.services.free_ports import free_ports
-from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
-from launcher.services.readiness import wait_serving
 
-LOOPBACK = "127.0.0.1"
+if TYPE_CHECKING:
+    from launcher.cluster.ray_session import RayNode
+
 END_SECONDS = 30.0
 
 
@@ -33,14 +31,14 @@ class Nodes:
         self._start = start_ray
         self._folder = folder
         self._stack = stack
-        self._count = 0
+        self._started: list[RayNode] = []
         client_port = str(free_ports(1)[0])
         own = ("--temp-dir", str(folder), "--ray-client-server-port", client_port)
         self.address = self._add("", (*head_flags, *own))
 
-    def add(self, flags: Sequence[str]) -> None:
-        """One more node."""
-        self._add(self.address, flags)
+    def add(self, flags: Sequence[str], added: Mapping[str, str] | None = None) -> None:
+        """One more node, with more in its environment."""
+        self._add(self.address, flags, added)
 
     def kill_raylet(self, worker: int) -> None:
         """SIGKILL the raylet under which a worker runs."""
@@ -48,6 +46,24 @@ class Nodes:
         if raylet is None or raylet.name() != "raylet":
             raise RuntimeError(f"process {worker} is no worker of a raylet")
         raylet.send_signal(signal.SIGKILL)
+
+    def kill_actor(self, name: str) -> None:
+        """SIGKILL the process of the one actor of a class."""
+        named = [
+            each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [])[:1] == [f"ray::{name}"]
+        ]
+        (process,) = filter(self._is_ours, named)
+        process.kill()
+
+    def kill_head(self) -> None:
+        """SIGKILL all of the head's processes but its workers, which notice."""
+        for process in psutil.Process(self._started[0].process.pid).children(recursive=True):
+            if not "".join(process.cmdline()[:1]).startswith("ray::"):
+                process.kill()
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        raylets = {each.process.pid for each in self._started}
+        return any(each.pid in raylets for each in process.parents())
 
     def cluster(self, *arguments: str) -> str:
         """`slipstream cluster ...`; its output. CalledProcessError where it fails."""
@@ -60,10 +76,10 @@ class Nodes:
         found: dict[str, Any] = json.loads(self.cluster("status", "--json"))
         return found
 
-    def _add(self, address: str, flags: Sequence[str]) -> str:
-        self._count += 1
-        log = self._folder / f"node{self._count}.log"
-        node = self._start(log, address=address, port=free_ports(1)[0], flags=flags)
+    def _add(self, address: str, flags: Sequence[str], added: Mapping[str, str] | None = None) -> str:
+        log = self._folder / f"node{len(self._started)}.log"
+        node = self._start(log, address=address, port=free_ports(1)[0], flags=flags, added=added)
+        self._started.append(node)
         self._stack.callback(node.process.wait, END_SECONDS)
         self._stack.callback(node.process.signal, signal.SIGTERM)
         return node.address
@@ -74,22 +90,3 @@ def nodes(head_flags: Sequence[str]) -> Iterator[Nodes]:
     """A head, which ends with the block as all nodes do."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
         yield Nodes(Path(folder), head_flags, stack)
-
-
-@contextmanager
-def gateways(count: int, model: Path, directory: str) -> Iterator[list[str]]:
-    """The gRPC addresses of gateways that follow a directory."""
-    spawner = Spawner()
-    started: list[ServiceProcess] = []
-    for _ in range(count):
-        http, grpc = map(str, free_ports(2))
-        where = ("--host", LOOPBACK, "--http-port", http, "--grpc-port", grpc)
-        followed = ("--model", str(model), "--directory", directory, "--no-access-log")
-        command = (sys.executable, "-m", "gateway", *followed, *where)
-        started.append(ServiceProcess(ServiceCommand("gateway", command, join_address(LOOPBACK, int(grpc))), spawner))
-    try:
-        wait_serving(started, time.monotonic() + 120)
-        yield [each.command.address for each in started]
-    finally:
-        for each in started:
-            each.stop(END_SECONDS)

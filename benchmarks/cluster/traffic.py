@@ -29,7 +29,7 @@ def jobs(count: int, tokens: int) -> list[Job]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request, in seconds of time.perf_counter(); `failure` is empty if it was answered."""
+    """One request, in seconds of time.perf_counter(); `failure` is empty if it was answered. `gateway`: its number."""
 
     job: int
     begun: float
@@ -38,6 +38,7 @@ class Outcome:
     longest_pause: float
     changed: bool
     failure: str = ""
+    gateway: int = 0
 
 
 @dataclass(slots=True)
@@ -60,20 +61,23 @@ class Traffic:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             runners = [await stack.enter_async_context(connect(address)) for address in self.gateways]
             for index in range(len(self.jobs)):
-                group.create_task(self._stream(index, runners[index % len(runners)], over))
+                group.create_task(self._stream(index, runners, over))
 
-    async def _stream(self, index: int, runner: Runner, over: asyncio.Event) -> None:
+    async def _stream(self, index: int, runners: Sequence[Runner], over: asyncio.Event) -> None:
+        gateway = index % len(runners)
         while not over.is_set():
             if index >= self.streams:
                 await asyncio.sleep(0.1)
                 continue
             begun = time.perf_counter()
             try:
-                answer = await runner.generate(self.jobs[index])
+                answer = await runners[gateway].generate(self.jobs[index])
             except grpc.RpcError as error:
                 failure = f"{error.code().name}: {error.details()}"
                 self.outcomes.append(
-                    Outcome(index, begun, time.perf_counter(), 0.0, 0.0, changed=False, failure=failure)
+                    Outcome(
+                        index, begun, time.perf_counter(), 0.0, 0.0, changed=False, failure=failure, gateway=gateway
+                    )
                 )
                 await asyncio.sleep(0.5)
                 continue
@@ -83,4 +87,4 @@ class Traffic:
             )  # fmt: skip
             ended = time.perf_counter()
             pause = max(answer.longest_pause, answer.first_token)
-            self.outcomes.append(Outcome(index, begun, ended, answer.first_token, pause, changed))
+            self.outcomes.append(Outcome(index, begun, ended, answer.first_token, pause, changed, gateway=gateway))

@@ -90,6 +90,9 @@ def up(
     upscale_delay_s: Annotated[float, typer.Option(help="Seconds for which more must be asked for.", min=0)] = 30.0,
     downscale_delay_s: Annotated[float, typer.Option(help="Seconds for which fewer must be asked for.", min=0)] = 600.0,
     look_back_s: Annotated[float, typer.Option(help="Seconds over which requests are averaged.", min=0)] = 30.0,
+    standby: Annotated[
+        int, typer.Option(help="Replicas that stand by, started but for the model, where there is room.", min=0)
+    ] = 0,
     cpus: Annotated[float, typer.Option(help="CPUs that Ray sets aside for a replica.", min=0)] = 1.0,
     gpus: Annotated[
         int | None, typer.Option(help="GPUs of a replica. [default: one a rank on cuda, else none]", min=0)
@@ -140,6 +143,7 @@ def up(
                 upscale_delay=upscale_delay_s,
                 downscale_delay=downscale_delay_s,
                 look_back=look_back_s,
+                standby=standby,
             )
             spec = ReplicaSpec(
                 model=str(folder),

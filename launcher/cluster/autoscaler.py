@@ -25,6 +25,7 @@ class Scaling:
     longest_wait: seconds that the oldest request may wait before that alone asks for another replica.
     upscale_delay, downscale_delay: seconds for which more, or fewer, must be asked for without a break.
     look_back: seconds over which requests are averaged.
+    standby: replicas beside those that serve whose processes are started but for the model, where there is room.
     """
 
     least: int = 1
@@ -34,6 +35,7 @@ class Scaling:
     upscale_delay: float = 30.0
     downscale_delay: float = 600.0
     look_back: float = 30.0
+    standby: int = 0
 
     def __post_init__(self) -> None:
         """ValueError for bounds that exclude each other."""

@@ -203,6 +203,8 @@ def _line(replica: ReplicaStatus) -> str:
     match replica.state:
         case "starting":
             return f"starts{place}{f'; {replica.progress}' if replica.progress else ''}"
+        case "standby":
+            return f"stands by{place}"
         case "ready":
             return f"serves at {replica.address}{place}"
         case state:

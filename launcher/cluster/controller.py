@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from launcher.cluster.autoscaler import Scaling
 from launcher.cluster.directory_thread import DirectoryThread
-from launcher.cluster.fleet import Fleet, Record, Start, State, Stop
+from launcher.cluster.fleet import Fleet, Go, Record, Start, State, Stop
 from launcher.cluster.load_watch import LoadWatch
 from launcher.cluster.ray_session import nodes, own_place, recall, remember
 from launcher.cluster.replica import Place, Started
-from launcher.cluster.replica_actors import Event, Gone, Placed, ReplicaActors, Serves, Tells
+from launcher.cluster.replica_actors import Event, Gone, Placed, Prepared, ReplicaActors, Serves, Tells
 from launcher.cluster.replica_spec import ReplicaSpec
 from launcher.cluster.status import ClusterStatus, ReplicaStatus
 from slipstream.directory.member import Member
@@ -43,22 +43,24 @@ class Controller:
         self._lock = threading.Lock()
         tls = spec.tls_files
         self._tls = None if tls is None else tls.read()
-        self._directory = DirectoryThread(own_place()[1], port, self._tls)
+        self._remembered = recall(name, MEMORY)
+        self._directory = DirectoryThread(own_place()[1], self._remembered.get("port", port), self._tls)
         self._actors = ReplicaActors(name)
         self._watch = LoadWatch()
         self._places: dict[int, Place] = {}
         self._started: dict[int, Started] = {}
         self._progress: dict[int, str] = {}
-        self._remembered = recall(name, MEMORY)
         self._fleet = _fleet(self._remembered)
         self._told = 0
         self._look_at = 0.0
         self._restoring: set[int] = set()
         self._restore_by = time.monotonic() + RESTORE_SECONDS
-        asked = self._remembered.get("asked", ())
-        for number, generation in self._actors.find():
-            self._fleet.records[number] = Record(number, generation, time.monotonic(), asked=number in asked)
-            self._restoring.add(number)
+        asked, standing = self._remembered.get("asked", ()), self._remembered.get("standing", ())
+        for number, generation in self._actors.find(standing):
+            state = State.STANDBY if number in standing else State.STARTING
+            self._fleet.records[number] = Record(number, generation, time.monotonic(), state, asked=number in asked)
+            if state is State.STARTING:
+                self._restoring.add(number)
         threading.Thread(target=self._run, name="fleet", daemon=True).start()
 
     def apply(self, spec: ReplicaSpec, scaling: Scaling) -> None:
@@ -141,6 +143,8 @@ class Controller:
             case Placed(place=place):
                 self._places[number] = place
                 fleet.placed(number, place.node)
+            case Prepared():
+                fleet.prepared(number)
             case Serves(started=started):
                 self._started[number] = started
             case Tells(line=line):
@@ -169,9 +173,13 @@ class Controller:
             fleet.room = self._room()
         for action in fleet.decide(now):
             match action:
-                case Start(number=number, generation=generation, off=off, taken=taken):
-                    self._actors.start(number, generation, fleet.specs[generation], off=off, taken=taken)
-                    _log.info("replica %d of generation %d starts", number, generation)
+                case Start(number=number, generation=generation):
+                    self._actors.start(action, fleet.specs[generation])
+                    _log.info("replica %d of generation %d %s", number, generation,
+                              "is to stand by" if action.standby else "starts")  # fmt: skip
+                case Go(number=number):
+                    self._actors.go(number)
+                    _log.info("replica %d, which stood by, starts", number)
                 case Stop(number=number):
                     self._actors.stop(number, placed=number in self._places)
                     _log.info("replica %d is stopped", number)
@@ -202,7 +210,7 @@ class Controller:
         members = [
             Member(each.address, self._model(each.number), each.number, each.state is not State.READY)
             for each in self._fleet.records.values()
-            if each.state is not State.STARTING and each.address
+            if each.state not in {State.STANDBY, State.STARTING} and each.address
         ]
         self._directory.publish(members)
 
@@ -210,6 +218,7 @@ class Controller:
         """Remember what is wanted, where that has changed."""
         fleet = self._fleet
         wanted = {
+            "port": self._directory.port,
             "scaling": fleet.scaling.to_json(),
             "generation": fleet.generation,
             "newest": fleet.newest,
@@ -218,6 +227,7 @@ class Controller:
             "next_number": fleet.next_number,
             "off": sorted(fleet.off),
             "asked": [each.number for each in fleet.records.values() if each.asked],
+            "standing": [each.number for each in fleet.records.values() if each.state is State.STANDBY],
         }
         if wanted != self._remembered:
             remember(self._name, MEMORY, wanted)

@@ -18,11 +18,14 @@ RETRY_SECONDS: Final = 1.0
 
 
 class DirectoryThread:
-    """Serves until the process ends; a port that is taken is tried again and again. `error` says why it is not open."""
+    """Serves until the process ends; a port that is taken is tried again and again. `error` says why it is not open.
+
+    `port`: as asked for, from the opening on as bound.
+    """
 
     def __init__(self, host: str, port: int, tls: Tls | None = None) -> None:
         self._host = host
-        self._port = port
+        self.port = port
         self._tls = tls
         self._servicer = DirectoryServicer()
         self._loop = asyncio.new_event_loop()
@@ -44,7 +47,7 @@ class DirectoryThread:
         while self.error:
             server = GrpcServer(
                 host=self._host,
-                port=self._port,
+                port=self.port,
                 services=[SERVICE_NAME],
                 register=self._servicer.register,
                 credentials=None if self._tls is None else self._tls.server_credentials(),
@@ -56,5 +59,5 @@ class DirectoryThread:
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 await server.set_serving(True)
-                self._server = server
+                self._server, self.port = server, bound
                 self.address, self.error = join_address(self._host, bound), ""

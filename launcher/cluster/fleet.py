@@ -21,14 +21,21 @@ SPREAD_SECONDS: Final = 30.0
 """From one move of a replica that serves to an empty node to the next."""
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 10.0
+STANDBY_PLACE_SECONDS: Final = 30.0
+"""For which one that is to stand by waits for a place; then the room that was seen has gone."""
+DOUBT_SECONDS: Final = 3.0
+"""For which others on the node of a lost replica are doubted: they may be lost as well, and not yet known to be."""
+STANDBY_DELAY: Final = 10.0
+"""From a replica that failed to stand by to the next attempt."""
 NOTES_KEPT: Final = 50
 MOST_FAILURES: Final = 3
 """Starts in a row that fail before an upgrade is taken back."""
 
 
 class State(Enum):
-    """Of a replica, in the order of its life."""
+    """Of a replica, in the order of its life. One that stands by serves once it is asked to start."""
 
+    STANDBY = "standby"
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -41,6 +48,7 @@ class Record:
 
     asked: it is to go whatever the number wanted, as an operator said so of it or of its node, or as it moves.
     moves: it goes for the sake of a node that has none, unless no replica comes to serve there.
+    warm: it stood by before it started. prepared: its processes stand by.
     since: when its state began. load: None as long as it is not known.
     bits: what makes answers of two replicas equal; replicas take each other's streams where it is.
     """
@@ -53,18 +61,31 @@ class Record:
     address: str = ""
     asked: bool = False
     moves: bool = False
+    warm: bool = False
+    prepared: bool = False
     load: Load | None = None
     bits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Create a replica of a generation, on none of the nodes `off`, and on one of `taken` only if no other has room."""
+    """Create a replica of a generation, on none of the nodes `off`, and on one of `taken` only if no other has room.
+
+    standby: it is to stand by, nothing more.
+    """
 
     number: int
     generation: int
     off: frozenset[str]
     taken: frozenset[str]
+    standby: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Have a replica that stands by start."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +95,7 @@ class Stop:
     number: int
 
 
-Action = Start | Stop
+Action = Start | Go | Stop
 
 
 @dataclass(slots=True)
@@ -98,7 +119,8 @@ class Fleet:
 
     Replicas of another generation than the wanted one, and those `asked` to go, are exchanged one at a time: a new
     one first, where there is a place for it, then the old one drains. A generation whose starts fail makes way for
-    the one before it. Two replicas share a node only while no other has room: what is lost with a node is to be little.
+    the one before it. While all that are wanted serve, others stand by where there is room, and take the place of those
+    that are lost. Two replicas share a node only while no other has room: what is lost with a node is to be little.
     """
 
     scaling: Scaling
@@ -115,6 +137,9 @@ class Fleet:
     room: frozenset[str] = frozenset()
     """Nodes on which one more replica would find room, as last seen."""
     _spread_at: float = 0.0
+    _standby_at: float = 0.0
+    _doubted: dict[str, float] = field(default_factory=dict)
+    """Nodes that have lost a replica, and when."""
     _scaler: Autoscaler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -152,10 +177,14 @@ class Fleet:
     def placed(self, number: int, node: str) -> None:
         """A replica has its place."""
         record = self.records[number]
-        if any(each.node == node for each in self._fresh()):
+        if record.state is State.STARTING and any(each.node == node for each in self._fresh()):
             self._stay()
         record.node = node
         record.asked |= node in self.off
+
+    def prepared(self, number: int) -> None:
+        """A replica stands by."""
+        self.records[number].prepared = True
 
     def ready(self, number: int, address: str, bits: tuple[str, ...], now: float) -> None:
         """A replica serves."""
@@ -175,7 +204,10 @@ class Fleet:
         if record.state is State.STARTING and reason and record.generation == self.generation:
             self.failures.add(reason, now)
             self._stay()
+        if record.state is State.STANDBY and not record.prepared:
+            self._standby_at = now + STANDBY_DELAY
         if reason and record.state is not State.STOPPING:
+            self._doubted[record.node] = now
             self.notes.append(f"replica {number} was lost: {reason}")
         earlier = [each for each in self.specs if each < self.generation]
         if self.failures.count >= MOST_FAILURES and earlier and not self._fresh(State.READY):
@@ -190,7 +222,7 @@ class Fleet:
     def decide(self, now: float) -> list[Action]:
         """What is to be done now. Drains begin in the records: their owner publishes what `members` says."""
         if self.closing is not None:
-            actions: list[Action] = [self._stop(each, now) for each in self._in(State.STARTING)]
+            actions: list[Action] = [self._stop(each, now) for each in self._in(State.STANDBY, State.STARTING)]
             for record in self._in(State.READY):
                 record.state, record.since = State.DRAINING, now
             return [*actions, *self._finish(now)]
@@ -198,22 +230,24 @@ class Fleet:
             return []
         loads = [each.load for each in self._in(State.READY) if each.load is not None]
         self.wanted = self._scaler.wanted(now, self.wanted, loads)
-        actions = [self._stop(each, now) for each in self._old(State.STARTING)]
+        actions = [self._stop(each, now) for each in self._old(State.STANDBY, State.STARTING)]
         excess = len(self._fresh()) - self.wanted
         for record in sorted(self._fresh(State.STARTING), key=lambda each: bool(each.node))[: max(0, excess)]:
             actions.append(self._stop(record, now))
         actions += self._spread(now)
         actions += self._starts(now)
+        actions += self._standbys(now)
         if not self._in(State.DRAINING, State.STOPPING):
             self._drain_one(now)
         actions += self._finish(now)
-        self._forget()
+        self._forget(now)
         return actions
 
     @property
     def settled(self) -> bool:
-        """Whether all that are wanted serve, and nothing else is there."""
-        return len(self._fresh(State.READY)) == len(self.records) == self.wanted
+        """Whether all that are wanted serve, and nothing else is there but what stands by."""
+        there = len(self.records) - len(self._in(State.STANDBY))
+        return len(self._fresh(State.READY)) == there == self.wanted
 
     def _starts(self, now: float) -> list[Action]:
         lacking = self.wanted - len(self._fresh())
@@ -226,10 +260,39 @@ class Fleet:
         actions: list[Action] = []
         taken = frozenset(each.node for each in self._in(State.STARTING, State.READY) if each.node) - self.off
         for _ in range(lacking):
-            number, self.next_number = self.next_number, self.next_number + 1
-            self.records[number] = Record(number, self.generation, now)
-            actions.append(Start(number, self.generation, frozenset(self.off), taken))
+            if (record := self._standing(taken)) is not None:
+                record.state, record.since, record.warm = State.STARTING, now, True
+                actions.append(Go(record.number))
+            else:
+                actions.append(self._start(now, taken))
         return actions
+
+    def _start(self, now: float, taken: frozenset[str], state: State = State.STARTING) -> Start:
+        number, self.next_number = self.next_number, self.next_number + 1
+        self.records[number] = Record(number, self.generation, now, state)
+        return Start(number, self.generation, frozenset(self.off), taken, state is State.STANDBY)
+
+    def _standing(self, taken: frozenset[str]) -> Record | None:
+        """The one to start of those that stand by; where a replica moves, only one on a node without any."""
+        moving = any(each.moves for each in self._in(State.READY))
+        found = [each for each in self._fresh(State.STANDBY) if each.node and not (moving and each.node in taken)]
+        return min(
+            found, key=lambda each: (each.node in self._doubted, not each.prepared, each.node in taken), default=None
+        )
+
+    def _standbys(self, now: float) -> list[Action]:
+        """Have as many stand by as are wanted, one after the other, if it can be on nodes without any replica."""
+        standing = self._fresh(State.STANDBY)
+        for record in standing:
+            if len(standing) > self.scaling.standby or (not record.node and now > record.since + STANDBY_PLACE_SECONDS):
+                return [self._stop(record, now)]
+        preparing = any(not each.prepared for each in standing)
+        if len(standing) >= self.scaling.standby or preparing or not self.settled or now < self._standby_at:
+            return []
+        room, apart = self.room - self.off, {each.node for each in standing}
+        empty = apart | {each.node for each in self._in(State.READY)}
+        taken = frozenset((empty if room - empty else apart) - self.off)
+        return [self._start(now, taken, State.STANDBY)] if room else []
 
     def _spread(self, now: float) -> list[Action]:
         """Have replicas that share a node go to nodes without any.
@@ -237,10 +300,12 @@ class Fleet:
         One that has only just begun to start does at once, those that serve one after the other.
         """
         taken = Counter(each.node for each in self._in(State.STARTING, State.READY))
-        if not any(not taken[node] for node in self.room - self.off):
+        better = self.room | {each.node for each in self._fresh(State.STANDBY) if each.node}
+        if not any(not taken[node] for node in better - self.off):
             return []
         shared = [each for each in self._fresh() if each.node and taken[each.node] > 1]
-        early = [each for each in shared if each.state is State.STARTING and now < each.since + EARLY_SECONDS]
+        early = [each for each in shared if each.state is State.STARTING and not each.warm]
+        early = [each for each in early if now < each.since + EARLY_SECONDS]
         if early:
             return [self._stop(early[-1], now)]
         if shared and self.settled and now >= self._spread_at:
@@ -291,8 +356,9 @@ class Fleet:
         record.state, record.since = State.STOPPING, now
         return Stop(record.number)
 
-    def _forget(self) -> None:
-        """Drop specs that no replica has, and that no upgrade can be taken back to."""
+    def _forget(self, now: float) -> None:
+        """Drop doubts of the past, and specs that no replica has, and that no upgrade can be taken back to."""
+        self._doubted = {node: since for node, since in self._doubted.items() if now < since + DOUBT_SECONDS}
         if self._fresh(State.READY) and all(each.generation == self.generation for each in self.records.values()):
             self.specs = {self.generation: self.specs[self.generation]}
 

@@ -14,6 +14,7 @@ from launcher.cluster.replica_spec import ReplicaSpec
 from launcher.services.commands import Layout, join_address
 from launcher.services.free_ports import free_ports
 from launcher.services.readiness import StartupError
+from launcher.services.standby_spawner import StandbySpawner
 from launcher.supervision.supervisor import RestartPolicy, Supervisor
 
 LOOPBACK: Final = "127.0.0.1"
@@ -49,6 +50,9 @@ class Replica:
         self._lines: dict[str, str] = {}
         self._started: Started | None = None
         self._supervisor: Supervisor | None = None
+        self._spawner = StandbySpawner(signal.SIGKILL)
+        self._prepared = False
+        self._secret = _attach_secret()
 
     def place(self) -> Place:
         """Where it runs, as Ray says."""
@@ -56,6 +60,17 @@ class Replica:
 
         node, host, gpus = own_place()
         return Place(node, host, os.getpid(), gpus)
+
+    def prepare(self, host: str) -> str:
+        """Start processes that stand by for the services; why that fails, or nothing. Once is enough."""
+        with self._starting:
+            try:
+                if self._started is None and not self._prepared:
+                    self._spawner.prepare(self._layout(host, *free_ports(2, host)).without_gateway, self._log)
+                    self._prepared = True
+            except (StartupError, OSError) as error:
+                return str(error)
+            return ""
 
     def start(self, host: str) -> Started:
         """Start the services, which listen on `host`, and wait until they serve. Called again it says the same."""
@@ -81,9 +96,16 @@ class Replica:
             self._supervisor.drain(seconds)
 
     def _start(self, host: str) -> Started:
-        spec = self._spec
         verify, metrics = free_ports(2, host)
-        layout = Layout(
+        layout = self._layout(host, verify, metrics)
+        supervisor = Supervisor(layout.without_gateway, self._log, RestartPolicy(), self._on_given_up, self._spawner)
+        supervisor.start(self._spec.start_seconds)
+        self._supervisor = supervisor
+        return Started(layout.verify_address, join_address(host, metrics))
+
+    def _layout(self, host: str, verify: int, metrics: int) -> Layout:
+        spec = self._spec
+        return Layout(
             model=Path(spec.model),
             draft=spec.draft,
             verify_address=join_address(host, verify),
@@ -92,14 +114,9 @@ class Replica:
             http_address="",
             verify_arguments=(*_metrics(spec, metrics), *spec.verify_arguments),
             draft_arguments=spec.draft_arguments,
-            environment=_attach_secret(),
+            environment=self._secret,
             tls=spec.tls_files,
         )
-        commands = [*([layout.drafter] if layout.served else []), layout.verify]
-        supervisor = Supervisor(commands, self._log, RestartPolicy(), self._on_given_up, signal.SIGKILL)
-        supervisor.start(spec.start_seconds)
-        self._supervisor = supervisor
-        return Started(layout.verify_address, join_address(host, metrics))
 
     def _on_given_up(self, name: str) -> None:
         self._lines[""] = f"{name} ended again and again: {self._lines.get(name, '')}"

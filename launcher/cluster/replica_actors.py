@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
+from launcher.cluster.fleet import Start
 from launcher.cluster.ray_session import NODE_ID
 from launcher.cluster.replica import Place, Replica, Started
 from launcher.cluster.replica_spec import ReplicaSpec
@@ -56,7 +57,14 @@ class Tells:
     line: str
 
 
-Event = Placed | Serves | Gone | Tells
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A replica stands by."""
+
+    number: int
+
+
+Event = Placed | Prepared | Serves | Gone | Tells
 
 
 class ReplicaActors:
@@ -70,29 +78,34 @@ class ReplicaActors:
         self._ending: dict[int, float] = {}
         """Those told to end, and when they are killed."""
         self._progress_at: dict[int, float] = {}
+        self._standing: dict[int, str] = {}
+        """Those that are to stand by, and their hosts once they are known."""
 
-    def find(self) -> Iterator[tuple[int, int]]:
-        """Numbers and generations of those that a former controller has left."""
+    def find(self, standing: Collection[int]) -> Iterator[tuple[int, int]]:
+        """Numbers and generations of those that a former controller has left; these were to stand by."""
         for name in ray.util.list_named_actors():
             if name.startswith(PREFIX):
                 number, generation = map(int, name.removeprefix(PREFIX).split("-"))
                 self._actors[number] = ray.get_actor(name, namespace=self._namespace)
+                if number in standing:
+                    self._standing[number] = ""
                 self._ask(number, "place")
                 yield number, generation
 
-    def start(
-        self, number: int, generation: int, spec: ReplicaSpec, *, off: frozenset[str], taken: frozenset[str]
-    ) -> None:
+    def start(self, asked: Start, spec: ReplicaSpec) -> None:
         """Create one, which Ray places on a node that has room, is not `off`, and if it can be not `taken`."""
         options: dict[str, Any] = {}
-        if off or taken:
-            options["label_selector"] = _outside(off | taken)
-        if taken:
-            options["fallback_strategy"] = [{"label_selector": _outside(off)}]
+        if asked.off or asked.taken:
+            options["label_selector"] = _outside(asked.off | asked.taken)
+        if asked.taken:
+            options["fallback_strategy"] = [{"label_selector": _outside(asked.off)}]
+        number = asked.number
+        if asked.standby:
+            self._standing[number] = ""
         self._actors[number] = (
             ray.remote(Replica)
             .options(
-                name=f"{PREFIX}{number}-{generation}",
+                name=f"{PREFIX}{number}-{asked.generation}",
                 namespace=self._namespace,
                 lifetime="detached",
                 max_restarts=0,
@@ -105,6 +118,10 @@ class ReplicaActors:
             .remote(number, spec)
         )
         self._ask(number, "place")
+
+    def go(self, number: int) -> None:
+        """Have one that stands by start."""
+        self._serve(number, self._standing.pop(number))
 
     def stop(self, number: int, *, placed: bool) -> None:
         """Have one end, at once if it has no place yet."""
@@ -154,9 +171,14 @@ class ReplicaActors:
     def _answered(self, number: int, method: str, answer: Any) -> Event | None:
         match method:
             case "place":
-                self._ask(number, "start", answer.host)
-                self._ask(number, "wait", WAIT_SECONDS)
+                if number in self._standing:
+                    self._standing[number] = answer.host
+                    self._ask(number, "prepare", answer.host)
+                else:
+                    self._serve(number, answer.host)
                 return Placed(number, answer)
+            case "prepare":
+                return self._end(number, answer) if answer else Prepared(number)
             case "start":
                 return self._end(number, answer.error) if answer.error else Serves(number, answer)
             case "wait" if answer and number not in self._ending:
@@ -169,11 +191,16 @@ class ReplicaActors:
                 return Tells(number, answer)
         return None
 
+    def _serve(self, number: int, host: str) -> None:
+        self._ask(number, "start", host)
+        self._ask(number, "wait", WAIT_SECONDS)
+
     def _end(self, number: int, reason: str) -> Gone:
         """Kill the process, with which its services go; nothing more is heard of it."""
         ray.kill(self._actors.pop(number))
         self._ending.pop(number, None)
         self._progress_at.pop(number, None)
+        self._standing.pop(number, None)
         self._calls = {ref: call for ref, call in self._calls.items() if call[0] != number}
         return Gone(number, reason)
 

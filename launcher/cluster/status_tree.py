@@ -10,7 +10,7 @@ from launcher.cluster.status import ClusterStatus, LoadStatus, NodeStatus, Repli
 
 LINE_WIDTH = 160
 """Lines are not broken before this column, so that they can be searched."""
-_COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow", "stopping": "yellow"}
+_COLOURS = {"standby": "blue", "ready": "green", "starting": "yellow", "draining": "yellow", "stopping": "yellow"}
 NOTES_SHOWN = 5
 
 

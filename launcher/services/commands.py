@@ -99,6 +99,11 @@ class Layout:
         command = self._command("gateway", "gateway", asked, arguments)
         return replace(command, tls=None, serves_later=bool(self.wait_for_drafter))
 
+    @property
+    def without_gateway(self) -> tuple[ServiceCommand, ...]:
+        """The draft service, if there is one, and the verify service."""
+        return (*([self.drafter] if self.served else []), self.verify)
+
     def _command(
         self, name: str, module: str, address: str, arguments: Sequence[str], *, essential: bool = True
     ) -> ServiceCommand:

@@ -66,13 +66,16 @@ class Spawner:
 
     def start(self, command: ServiceCommand) -> subprocess.Popen[str]:
         """Start the command in a process group of its own, so that a terminal's Ctrl-C reaches the launcher alone."""
-        return self._thread.submit(self._start, command).result()
+        return self._in_thread(command, stdin=subprocess.DEVNULL)
 
-    def _start(self, command: ServiceCommand) -> subprocess.Popen[str]:
+    def _in_thread(self, command: ServiceCommand, *, stdin: int) -> subprocess.Popen[str]:
+        return self._thread.submit(self._start, command, stdin).result()
+
+    def _start(self, command: ServiceCommand, stdin: int) -> subprocess.Popen[str]:
         leash = (sys.executable, "-I", "-S", *leash_arguments(self._death_signal))
         return subprocess.Popen(
             (*leash, *command.arguments),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -70,7 +70,8 @@ class Supervisor:
     `start` refuses a set that does not come up; from then on whatever ends is started again until `drain` or `kill`.
     Not so a service that is not essential and ends with status 0: it was asked to, as another one does its work.
     `on_given_up` is called from another thread with the name of an essential service that ended too often; by then
-    nothing is started again any more. `death_signal` is what services get when this process is gone.
+    nothing is started again any more. `spawner` starts the services, and settles what they get when
+    this process is gone.
     """
 
     def __init__(
@@ -79,13 +80,13 @@ class Supervisor:
         sink: LogSink,
         policy: RestartPolicy | None = None,
         on_given_up: Callable[[str], None] = lambda name: None,
-        death_signal: signal.Signals = signal.SIGTERM,
+        spawner: Spawner | None = None,
     ) -> None:
         self._commands = tuple(commands)
         self._sink = sink
         self._policy = policy or RestartPolicy()
         self._on_given_up = on_given_up
-        self._spawner = Spawner(death_signal)
+        self._spawner = spawner or Spawner()
         self._watched: list[_Watched] = []
         self._start_seconds = 0.0
         self._stopping = threading.Event()

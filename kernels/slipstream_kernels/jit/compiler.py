@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core import config, sigutils
 from numba.core.ccallback import CFunc
+from numba.core.registry import cpu_target
 
 from slipstream_kernels.jit.cache_folders import first_usable, warn_uncached
 from slipstream_kernels.jit.compile_turns import CompileTurns
@@ -58,6 +59,12 @@ class Job:
         keep_on_disk(compiled)
         compiled.compile()
         return compiled
+
+
+def meet_types() -> None:
+    """Have numba learn the types that it compiles, which it does once a process: here, or at the first kernel."""
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def tuple_type(record: type, name: str, module: str) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -71,38 +71,74 @@ async def members_without(address, directory):
     return []
 
 
-def test_streams_survive_the_kill_of_a_raylet_and_capacity_comes_back():
+@dataclass
+class Running:
+    """A cluster of two replicas, and a gateway that follows it."""
+
+    address: str
+    directory: str
+    served: tuple
+    undisturbed: list
+
+    def replicas(self):
+        return {each["address"]: each for each in status(self.address)["replicas"] if each["state"] == "ready"}
+
+    def answers_while(self, victim, action):
+        """Of all streams, while something is done as soon as they run at a replica; the action's result."""
+        committed = verify_state(victim).committed_tokens
+
+        async def disturbed():
+            streams = asyncio.create_task(answers(*self.served))
+            await asyncio.to_thread(
+                wait_until, lambda: verify_state(victim).committed_tokens > committed + 100, "no streams there"
+            )
+            assert not streams.done(), "the streams were too short for this test"
+            await asyncio.to_thread(action)
+            return await streams
+
+        return asyncio.run(disturbed())
+
+
+@pytest.fixture(scope="module")
+def running():
     asks = mixed([], TOKENS)
     with two_raylets() as address:
-        head = psutil.Process().children(recursive=True)
-        up = slipstream("up", "--replicas", "2", "--directory-port", "0", "--draft", "inproc:ngram", address=address)
+        before = psutil.Process().children(recursive=True)
+        up = slipstream("up", "--replicas", "2", "--standby", "1", "--directory-port", "0", "--draft", "inproc:ngram",
+                        address=address)  # fmt: skip
         directory = re.search(r"--directory (\S+)", up)[1]
         with GatewayProcess(demo_folder("slipstream-demo"), None, "--directory", directory) as gateway:
             served = (gateway.http_url, gateway.grpc_address, [_named(ask) for ask in asks])
-            undisturbed = asyncio.run(answers(*served))
-            one, two = status(address)["replicas"]
-            assert one["node"] != two["node"], "the replicas are not spread over the nodes"
-            raylets = {each["address"]: psutil.Process(each["process_id"]).parent() for each in (one, two)}
-            assert {each.name() for each in raylets.values()} == {"raylet"}
-            victim, raylet = next(
-                (place, each) for place, each in raylets.items() if "--head" not in " ".join(each.cmdline())
-            )
-            committed = verify_state(victim).committed_tokens
-
-            async def disturbed():
-                streams = asyncio.create_task(answers(*served))
-                await asyncio.to_thread(
-                    wait_until, lambda: verify_state(victim).committed_tokens > committed + 100, "no streams there"
-                )
-                assert not streams.done(), "the streams were too short for this test"
-                os.kill(raylet.pid, signal.SIGKILL)
-                return await streams
-
-            assert asyncio.run(disturbed()) == undisturbed
-            assert len(asyncio.run(asyncio.wait_for(members_without(victim, directory), 90))) == 2
+            yield Running(address, directory, served, asyncio.run(answers(*served)))
         slipstream("down", "--drain-seconds", "1", address=address)
-    _, alive = psutil.wait_procs(head, timeout=30)
+    _, alive = psutil.wait_procs(before, timeout=30)
     assert not alive
+
+
+def test_a_killed_controller_costs_streams_nothing_and_takes_its_replicas_over(running):
+    before = running.replicas()
+    (controller,) = [each for each in psutil.Process().children(recursive=True)
+                     if each.cmdline()[:1] == ["ray::Controller"]]  # fmt: skip
+    assert running.answers_while(next(iter(before)), controller.kill) == running.undisturbed
+    told = asyncio.run(asyncio.wait_for(members_without("", running.directory), 90))
+    assert set(told) == set(before), "the directory is back at its address, with the same members"
+    after = running.replicas()
+    assert {each["process_id"] for each in after.values()} == {each["process_id"] for each in before.values()}
+
+
+def test_streams_survive_the_kill_of_a_raylet_and_capacity_comes_back(running):
+    one, two = running.replicas().values()
+    assert one["node"] != two["node"], "the replicas are not spread over the nodes"
+    raylets = {each["address"]: psutil.Process(each["process_id"]).parent() for each in (one, two)}
+    assert {each.name() for each in raylets.values()} == {"raylet"}
+    victim, raylet = next((place, each) for place, each in raylets.items() if "--head" not in " ".join(each.cmdline()))
+    wait_until(lambda: _stands_by(running.address), "none stands by")
+    assert running.answers_while(victim, raylet.kill) == running.undisturbed
+    assert len(asyncio.run(asyncio.wait_for(members_without(victim, running.directory), 90))) == 2
+
+
+def _stands_by(address):
+    return any(each["state"] == "standby" and each["node"] for each in status(address)["replicas"])
 
 
 def _named(ask):

@@ -34,3 +34,9 @@ def test_a_port_that_is_taken_is_tried_again():
         directory = DirectoryThread(HOST, taken.getsockname()[1])
         wait_until(lambda: "listen" in directory.error or "bind" in directory.error, lambda: directory.error)
     wait_until(lambda: not directory.error, lambda: directory.error, 20.0)
+
+
+def test_the_port_that_it_got_is_told_for_the_one_that_comes_after_it():
+    directory = DirectoryThread(HOST, 0)
+    wait_until(lambda: not directory.error, lambda: directory.error)
+    assert directory.address == f"{HOST}:{directory.port}" and directory.port

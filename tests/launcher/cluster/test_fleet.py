@@ -7,7 +7,7 @@ import random
 import pytest
 
 from launcher.cluster.autoscaler import Load, Scaling
-from launcher.cluster.fleet import LONGEST_DELAY, MOST_FAILURES, Fleet, Start, State, Stop
+from launcher.cluster.fleet import LONGEST_DELAY, MOST_FAILURES, Fleet, Go, Start, State, Stop
 from launcher.cluster.replica_spec import ReplicaSpec
 
 OLD, NEW = ReplicaSpec("/old", finish_seconds=20), ReplicaSpec("/new", finish_seconds=20)
@@ -15,15 +15,16 @@ TICK = 0.25
 
 
 class Hosts:
-    """Nodes with places for replicas, which take `start` seconds to serve and `stop` to end.
+    """Nodes with places for replicas, which take `start` seconds to serve or to stand by, `warm` from then on to serve,
+    and `stop` to end.
 
     Streams of a replica that drains move to any other that serves with the same bits; else they last.
     """
 
-    def __init__(self, places, scaling, *, start=3.0, stop=0.5, broken=()):
+    def __init__(self, places, scaling, *, start=3.0, warm=0.5, stop=0.5, broken=()):
         self.fleet = Fleet(scaling)
         self.places = dict(places)
-        self.start, self.stop, self.broken = start, stop, set(broken)
+        self.start, self.warm, self.stop, self.broken = start, warm, stop, set(broken)
         self.now = 0.0
         self.streams = {}
         self.begun, self.ending, self.off, self.taken = {}, {}, {}, {}
@@ -52,22 +53,7 @@ class Hosts:
 
     def tick(self):
         fleet = self.fleet
-        for number, since in list(self.begun.items()):
-            record = fleet.records[number]
-            taken = [each.node for each in fleet.records.values()]
-            free = [node for node, size in self.places.items()
-                    if taken.count(node) < size and node not in self.off[number]]  # fmt: skip
-            free.sort(key=lambda node: node in self.taken[number])
-            if not record.node and free:
-                fleet.placed(number, free[0])
-                self.begun[number] = self.now
-            elif record.node and self.now >= since + self.start:
-                del self.begun[number]
-                model = fleet.specs[record.generation].model
-                if model in self.broken:
-                    fleet.ended(number, "no such file", self.now)
-                else:
-                    fleet.ready(number, f"host:{number}", (model,), self.now)
+        self.begin()
         for number, at in list(self.ending.items()):
             if self.now >= at:
                 del self.ending[number]
@@ -83,11 +69,36 @@ class Hosts:
             if isinstance(action, Start):
                 self.begun[action.number], self.off[action.number] = self.now, action.off
                 self.taken[action.number] = action.taken
+            elif isinstance(action, Go):
+                self.begun[action.number] = self.now
             elif isinstance(action, Stop):
                 self.begun.pop(action.number, None)
                 self.ending[action.number] = self.now + self.stop
         self.least_ready.append(len(self.ready()))
         self.now += TICK
+
+    def begin(self):
+        """Places are found, and starts come to their end."""
+        fleet = self.fleet
+        for number, since in list(self.begun.items()):
+            record = fleet.records[number]
+            taken = [each.node for each in fleet.records.values()]
+            free = [node for node, size in self.places.items()
+                    if taken.count(node) < size and node not in self.off[number]]  # fmt: skip
+            free.sort(key=lambda node: node in self.taken[number])
+            if not record.node and free:
+                fleet.placed(number, free[0])
+                self.begun[number] = self.now
+            elif record.node and self.now >= since + (self.warm if record.warm else self.start):
+                del self.begun[number]
+                if record.state is State.STANDBY:
+                    fleet.prepared(number)
+                    continue
+                model = fleet.specs[record.generation].model
+                if model in self.broken:
+                    fleet.ended(number, "no such file", self.now)
+                else:
+                    fleet.ready(number, f"host:{number}", (model,), self.now)
 
     def run(self, seconds, until=lambda: False):
         end = self.now + seconds
@@ -99,8 +110,8 @@ class Hosts:
         assert self.fleet.settled, self.fleet
 
 
-def hosts(wanted, places, **more):
-    found = Hosts(places, Scaling(wanted, wanted), **more)
+def hosts(wanted, places, standby=0, **more):
+    found = Hosts(places, Scaling(wanted, wanted, standby=standby), **more)
     found.fleet.apply(OLD, found.fleet.scaling)
     found.settle()
     return found
@@ -158,6 +169,74 @@ def test_a_node_with_room_that_gets_no_replica_costs_none():
     found.broken = broken
     found.run(60)
     assert nodes_of(found) == ["a", "b"]
+
+
+def standing(found):
+    return sorted(each.node for each in found.fleet.records.values() if each.state is State.STANDBY and each.prepared)
+
+
+def test_one_that_stands_by_takes_the_place_of_a_lost_one_and_another_stands_by():
+    found = hosts(2, {"a": 2, "b": 2, "c": 2}, standby=1)
+    found.run(10, until=lambda: standing(found) == ["c"])
+    assert standing(found) == ["c"]
+    lost_at, begun = found.now, found.fleet.next_number
+    found.kill_node("a")
+    found.settle()
+    assert found.now - lost_at < found.warm + 1 and nodes_of(found) == ["b", "c"]
+    found.run(20)
+    assert len(standing(found)) == 1 and found.fleet.next_number == begun + 1
+
+
+def test_those_that_stand_by_keep_apart_so_that_one_outlives_any_node():
+    found = hosts(2, {"a": 3, "b": 3}, standby=2)
+    found.run(20)
+    assert standing(found) == ["a", "b"]
+    lost_at = found.now
+    found.kill_node("a")
+    found.settle()
+    assert found.now - lost_at < found.warm + 1
+
+
+def test_none_stands_by_where_there_is_no_room_and_a_replica_never_waits_for_one_that_does():
+    found = hosts(2, {"a": 2, "b": 1}, standby=3)
+    found.run(30)
+    assert len(standing(found)) == 1
+    found.fleet.rescale(Scaling(3, 3, standby=3))
+    began = found.now
+    found.settle()
+    assert found.now - began < found.warm + 1 and not standing(found)
+
+
+def test_a_replica_moves_to_an_empty_node_into_the_one_that_stands_by_there():
+    found = hosts(2, {"a": 3}, standby=1)
+    found.run(10)
+    found.places["b"] = 1
+    found.kill_node("a")
+    found.places["a"] = 2
+    found.settle()
+    found.run(60)
+    assert nodes_of(found) == ["a", "b"]
+
+
+def test_an_upgrade_ends_those_of_the_old_kind_that_stand_by():
+    found = hosts(2, {"a": 3, "b": 3}, standby=1)
+    found.run(10)
+    found.fleet.apply(NEW, found.fleet.scaling)
+    found.settle()
+    found.run(20)
+    assert {each.generation for each in found.fleet.records.values()} == {2} and len(standing(found)) == 1
+
+
+def test_those_that_cannot_stand_by_are_tried_again_ever_so_often():
+    found = hosts(1, {"a": 3}, standby=1)
+    found.run(1)
+    began = found.fleet.next_number
+    for _ in range(60):
+        for record in list(found.fleet.records.values()):
+            if record.state is State.STANDBY:
+                found.lose(record.number, "no such library")
+        found.run(1)
+    assert 4 <= found.fleet.next_number - began <= 7
 
 
 def test_a_replica_that_drains_is_replaced_first_then_left_by_its_streams_and_ends_in_seconds():
@@ -260,7 +339,7 @@ def test_closing_ends_all_and_waits_for_streams_no_longer_than_told():
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_the_wanted_replicas_come_back(seed):
     draw = random.Random(seed)
-    found = hosts(3, {"a": 2, "b": 2, "c": 2})
+    found = hosts(3, {"a": 2, "b": 2, "c": 2}, standby=seed % 3)
     for _ in range(60):
         event = draw.randrange(6)
         numbers = list(found.fleet.records)
@@ -273,12 +352,14 @@ def test_whatever_happens_the_wanted_replicas_come_back(seed):
         elif event == 3 and numbers:
             found.fleet.release(draw.choice(numbers))
         elif event == 4:
-            found.fleet.apply(draw.choice((OLD, NEW)), Scaling(*[draw.randint(1, 4)] * 2))
+            found.fleet.apply(draw.choice((OLD, NEW)), Scaling(*[draw.randint(1, 4)] * 2, standby=draw.randrange(3)))
         else:
             found.streams = {number: draw.randrange(3) for number in numbers}
         found.run(draw.uniform(0.0, 8.0))
     found.places["large"] = 8
     found.streams.clear()
     found.settle()
+    found.run(60)
+    assert len(standing(found)) == found.fleet.scaling.standby
     model = found.fleet.specs[found.fleet.generation].model
     assert {each.bits for each in found.ready()} == {(model,)} and len(found.ready()) == found.fleet.wanted
