@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gateway.core.request import ServedAdapter, VerifyInfo
@@ -15,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterUpdates:
-    """`wanted`: the folder of each adapter that was loaded here. Services that come back without it load it again."""
+    """`wanted`: the folder of each adapter that was loaded here. Services that come back without it load it again,
+
+    unless it was unloaded, here or by another gateway.
+    """
 
     def __init__(self) -> None:
         self.wanted: dict[str, str] = {}
@@ -53,6 +56,12 @@ class AdapterUpdates:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    def note_gone(self, names: Iterable[str], replicas: Sequence[Replica]) -> None:
+        """A service that goes on has let go of these. What none has any more was unloaded, by whomever."""
+        for name in names:
+            if not any(replica.info is not None and replica.info.adapter(name) for replica in replicas):
+                self.wanted.pop(name, None)
 
     async def bring_up(self, replica: Replica, info: VerifyInfo) -> VerifyInfo:
         """What a service tells once it has loaded what it lacks of `wanted`; what it cannot is logged."""

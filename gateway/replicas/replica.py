@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -46,6 +47,10 @@ class Owner(Protocol):
 
     def on_ready(self, replica: Replica) -> None:
         """A replica can be sent streams."""
+        ...
+
+    def on_unloaded(self, names: Collection[str]) -> None:
+        """A replica that is ready has let go of these adapters, whoever asked for that."""
         ...
 
     def on_lost(self, streams: list[ResumableStream], *, yielded: bool) -> None:
@@ -176,7 +181,9 @@ class Replica:
 
     def _learn_adapters(self, loaded: verify_pb2.AdapterList) -> None:
         if self.info is not None:
-            self.info = codec.with_adapters(self.info, loaded)
+            before, self.info = self.info.adapters, codec.with_adapters(self.info, loaded)
+            if gone := {each.name for each in before} - {each.name for each in self.info.adapters}:
+                self._owner.on_unloaded(gone)
 
     async def _ask(self, method: str, request: Any, seconds: float | None = None) -> Any:
         if self._stub is None:

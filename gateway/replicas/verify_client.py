@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from gateway.core.request import VerifyInfo
@@ -140,8 +140,7 @@ class VerifyClient:
     @property
     def info(self) -> VerifyInfo:
         """Facts about the model served. UnavailableError while requests are not taken, not even to wait."""
-        usable = self._usable()
-        if self._served is None or not (usable or self._awaited()):
+        if self._served is None or not ((usable := self._usable()) or self._awaited()):
             raise _unreachable()
         infos = [replica.info for replica in usable if replica.info is not None]
         return self.adapters.merged(infos) if infos else self._served
@@ -153,8 +152,7 @@ class VerifyClient:
 
     async def fetch_info(self) -> VerifyInfo:
         """Facts of this moment, asked of a replica."""
-        usable = self._usable()
-        if not usable:
+        if not (usable := self._usable()):
             raise _unreachable()
         return await min(usable, key=lambda replica: replica.load).fetch_info()
 
@@ -208,6 +206,10 @@ class VerifyClient:
         self._parked.sort(self._quarantine.priority)
         self._vacate()
         self._dispatch()
+
+    def on_unloaded(self, names: Collection[str]) -> None:
+        """See Owner."""
+        self.adapters.note_gone(names, self._replicas)
 
     def on_lost(self, streams: list[ResumableStream], *, yielded: bool) -> None:
         """See Owner: the streams go on elsewhere, wait, or fail."""

@@ -12,7 +12,9 @@ import pytest
 
 from launcher.cli.info import collect
 from slipstream import Client
+from slipstream.rpc.channel import open_sync_channel
 from slipstream.rpc.errors import NotFoundError, PermissionDeniedError
+from slipstream.v1 import verify_pb2, verify_pb2_grpc
 from support.ask import wait_until
 from support.cluster import Cluster
 from support.lora_adapters import write_adapter
@@ -173,6 +175,13 @@ def test_an_adapter_is_there_again_after_a_crash(cluster: Cluster, expected: lis
         assert tuple(token for part in parts for token in part.token_ids) == whole.token_ids
         wait_until(lambda: ("again", "tiny-target") in served(cluster), "the adapters do not come back")
         assert complete(cluster, "red", PROMPTS[0])[1] == expected[1]
-        for name in ("green", "again"):
-            client.unload_lora_adapter(name)
+        with open_sync_channel(cluster.verify_address) as channel:  # as another gateway would
+            stub = verify_pb2_grpc.VerifyServiceStub(channel)
+            stub.UnloadAdapter(verify_pb2.UnloadAdapterRequest(name="again"), timeout=60)
+        wait_until(lambda: ("again", "tiny-target") not in served(cluster), "the gateway does not hear of it")
+        cluster.kill("verify")
+        cluster.start("verify")
+        wait_until(lambda: ("green", "tiny-target") in served(cluster), "the adapter does not come back")
+        assert ("again", "tiny-target") not in served(cluster)
+        client.unload_lora_adapter("green")
     assert [name for name, _ in served(cluster)] == list(MODELS)

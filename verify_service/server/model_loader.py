@@ -13,6 +13,7 @@ from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.checkpoint.cache_scales import kv_form
 from slipstream_kernels.models.checkpoint.fingerprint import Fingerprint, fingerprint
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.cpu.adapter_table import most_adapter_bytes
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.invariance import probe_row_invariance
 from slipstream_kernels.models.kv_form import KVForm
@@ -84,6 +85,7 @@ def _load_cpu(settings: VerifySettings, max_context: int, form: KVForm) -> tuple
         max_running=settings.running,
         max_nodes=settings.max_nodes,
         feature_bytes=settings.feature_bytes,
+        adapter_bytes=settings.adapter_slots * most_adapter_bytes(model.config, settings.max_lora_rank),
     )
     _log.info("memory: %s; KV cache in %s", plan, form.name("float32"))
     return model, plan.num_pages

@@ -72,6 +72,20 @@ def test_a_service_that_comes_back_is_brought_up() -> None:
     assert asyncio.run(updates.bring_up(broken, INFO)).adapters == ()  # type: ignore[arg-type]
 
 
+def test_what_another_gateway_has_unloaded_is_not_loaded_again() -> None:
+    updates, services = AdapterUpdates(), [Service(), Service()]
+    for name in ("a", "b"):
+        asyncio.run(updates.load(services, name, "p"))  # type: ignore[arg-type]
+    asyncio.run(services[0].unload_adapter("a"))  # at one service after the other
+    updates.note_gone(["a"], services)  # type: ignore[arg-type]
+    assert updates.wanted == {"a": "p", "b": "p"}
+    asyncio.run(services[1].unload_adapter("a"))
+    updates.note_gone(["a"], services)  # type: ignore[arg-type]
+    assert updates.wanted == {"b": "p"}
+    back = Service()
+    assert [each.name for each in asyncio.run(updates.bring_up(back, INFO)).adapters] == ["b"]  # type: ignore[arg-type]
+
+
 def test_what_any_service_has_can_be_asked_for() -> None:
     updates = AdapterUpdates()
     a, b, other = (ServedAdapter(name, f"{name}@{digest}", 8) for name, digest in (("a", "1"), ("b", "1"), ("a", "2")))

@@ -53,6 +53,16 @@ def test_states_beside_the_pages_are_planned_with_them() -> None:
         plan_memory(**sizes, max_nodes=1, feature_bytes=4 * MIB, available=11 * MIB)
 
 
+def test_adapters_are_planned_and_leave_the_pages_what_is_left() -> None:
+    sizes = {"page_size": 16, "kv_bytes_per_token": 8192, "max_context": 512, "max_running": 1, "max_nodes": 1}
+    plan = plan_memory(num_pages=64, **sizes, adapter_bytes=2 * MIB, available=10 * MIB)
+    assert plan.needed_bytes == 10 * MIB and "adapters up to 2.0 MiB, 10.0 MiB available" in str(plan)
+    with pytest.raises(FailedPreconditionError, match=r"adapters up to 3\.0 MiB, .*--max-loras or"):
+        plan_memory(num_pages=64, **sizes, adapter_bytes=3 * MIB, available=10 * MIB)
+    many = sizes | {"max_running": 100}
+    assert plan_memory(num_pages=0, **many, adapter_bytes=60 * MIB, available=100 * MIB).page_bytes == 20 * MIB
+
+
 def test_the_host_of_a_gpu_must_hold_the_states() -> None:
     assert "hidden states up to 5.0 MiB" in check_feature_memory(5 * MIB, 6 * MIB)
     with pytest.raises(FailedPreconditionError, match=r"7\.0 MiB, 6\.0 MiB of the host's memory"):

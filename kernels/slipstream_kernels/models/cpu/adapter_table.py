@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_kernels.jit.compiler import kernel
-from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter, adaptable_modules
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.adapter_layers import LORA, MATRICES
 from slipstream_kernels.ops.linear import ROW_GROUP
-from slipstream_kernels.ops.lora.add_lora import PackedLora, pack_lora
+from slipstream_kernels.ops.lora.add_lora import PackedLora, pack_lora, packed_lora_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +42,17 @@ def pack_adapter(config: ModelConfig, adapter: LoraAdapter) -> PackedAdapter:
             if packed is not None:
                 layers[layer, place] = packed
     return PackedAdapter(layers)
+
+
+def most_adapter_bytes(config: ModelConfig, rank: int) -> int:
+    """What `pack_adapter` takes at most for an adapter whose ranks are at most `rank`."""
+    modules, size = adaptable_modules(config), 0
+    for layer in range(config.num_layers):
+        for parts in _parts(config):
+            inputs = [modules[name][1] for module, _ in parts if (name := f"model.layers.{layer}.{module}") in modules]
+            if inputs:
+                size += packed_lora_bytes(inputs[0], sum(outputs for _, outputs in parts), len(inputs) * rank)
+    return size
 
 
 def _parts(config: ModelConfig) -> Sequence[Sequence[tuple[str, int]]]:

@@ -43,6 +43,12 @@ class PackedLora:
         return self.a.nbytes + self.b.nbytes + self.scales.nbytes
 
 
+def packed_lora_bytes(inputs: int, outputs: int, rank: int) -> int:
+    """`nbytes` of a layer of these sizes, `rank` being that of all parts together."""
+    padded_rank = padded(rank)
+    return 2 * padded_rank * (inputs + padded(outputs)) + 4 * padded_rank
+
+
 def pack_lora(parts: Sequence[tuple[int, LoraWeight | None]]) -> PackedLora | None:
     """From the outputs of each part of a layer and what is added to them; None where nothing is added to any."""
     weights = [weight for _, weight in parts if weight is not None]

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter, read_adapter
-from slipstream_kernels.models.cpu.adapter_table import adapter_spans
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.cpu.adapter_table import adapter_spans, most_adapter_bytes, pack_adapter
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from support.families import EXPERTS
@@ -152,3 +153,13 @@ def test_spans_are_runs_of_one_adapter() -> None:
     spans = np.zeros((len(adapters), 3), np.int32)
     count = adapter_spans(adapters, spans)
     assert spans[:count].tolist() == [[1, 2, 2], [3, 1, 0], [6, 1, 0], [7, 96, 1], [103, 96, 1], [199, 8, 1]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rank", [8, 100])
+def test_an_adapter_of_all_projections_takes_what_is_planned(family: str, rank: int, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", layers=2, **FAMILIES[family])
+    config = ModelConfig.from_folder(model)
+    adapter = read_adapter(write_adapter(tmp_path / "adapter", model, rank=rank), config)
+    assert pack_adapter(config, adapter).nbytes == most_adapter_bytes(config, rank)
+    assert most_adapter_bytes(config, rank + 64) > most_adapter_bytes(config, rank)
