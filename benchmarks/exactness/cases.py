@@ -54,8 +54,8 @@ def make_cases(
 ) -> list[Case]:
     """Each prompt with the model alone and with each adapter, under one seed.
 
-    Those of the cross part are spread over the categories, from the shorter half of each: fewer with adapters, so that
-    there are about as many cases. With adapters the order is shuffled, so that those of one prompt lie apart.
+    Those of the cross part are spread over the categories, from the shorter half of each: fewer with adapters, of
+    which each makes a case of its own. With adapters the order is shuffled, so that those of one prompt lie apart.
     """
     middle: dict[str, int] = {}
     for category in {prompt.category for prompt in prompts}:
@@ -64,7 +64,7 @@ def make_cases(
     short = [p for p, i in zip(prompts, ids, strict=True) if len(i) <= middle[p.category]]
     chosen = spread(short, min(CROSS_PROMPTS, max(QUICK_PROMPTS, len(prompts) // 10)))
     logprobs = {prompt.name for prompt in chosen}
-    most = (QUICK_PROMPTS if quick else len(chosen)) // (1 + len(adapters))
+    most = (QUICK_PROMPTS if quick else len(chosen)) // (1 + 2 * len(adapters))
     crossed = {prompt.name for prompt in (spread(chosen, max(1, most)) if quick or adapters else chosen)}
     cases = [
         Case(prompt, each, SEED + index, prompt.name in crossed, prompt.name in logprobs, adapter)

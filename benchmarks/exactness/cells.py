@@ -21,6 +21,8 @@ class Axes:
     proposers: tuple[str, ...] = PROPOSERS
     temperatures: tuple[float, ...] = (0.0, 0.8)
     concurrencies: tuple[int, ...] = (1, 8)
+    crossed: tuple[int, ...] = (1, 8)
+    """Concurrencies under every engine setting but the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,10 @@ def _difference(name: str, answer: Answer, reference: Answer) -> str:
     return f"prompt {name}, output position {position}: {lengths}"
 
 
-def combinations(engine: EngineSetting, axes: Axes) -> list[Cell]:
+def combinations(engine: EngineSetting, axes: Axes, *, crossed: bool = False) -> list[Cell]:
     """Proposer x temperature x concurrency under one engine setting."""
-    return [Cell(engine, *each) for each in product(axes.proposers, axes.temperatures, axes.concurrencies)]
+    concurrencies = axes.crossed if crossed else axes.concurrencies
+    return [Cell(engine, *each) for each in product(axes.proposers, axes.temperatures, concurrencies)]
 
 
 def cross_settings(*, quick: bool) -> list[EngineSetting]:

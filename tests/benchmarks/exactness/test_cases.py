@@ -27,7 +27,7 @@ def test_every_prompt_meets_every_adapter(quick: bool) -> None:
     wanted = {(prompt.name, adapter) for prompt in PROMPTS for adapter in ("", "red", "blue")}
     assert {(case.prompt.name, case.adapter) for case in cases} == wanted and len(cases) == len(wanted)
     assert len({case.name for case in cases}) == len(cases)
-    assert len(crossed(cases)) == 4
+    assert len(crossed(cases)) == 2  # of 12, shared by the model and two adapters, twice
     assert {(case.seed, case.ids) for case in cases} == {(case.seed, case.ids) for case in cases if case.adapter}
     assert [case.prompt.name for case in cases[:3]] != [cases[0].prompt.name] * 3
 
