@@ -65,7 +65,7 @@ class Vectors:
     def expected(self, sequence: Tokens) -> torch.Tensor:
         """float64 [heads, head_dim]: the last token's attention to the sequence."""
         form = self.form
-        places = torch.from_numpy(sequence[-form.window :]).to(self.q.device)
+        places = torch.from_numpy(sequence[form.first_seen(len(sequence) - 1) :]).to(self.q.device)
         kv_heads, _, head_dim = self.k.shape
         q = self.q[int(sequence[-1])].double().view(kv_heads, -1, head_dim)
         scores = torch.einsum("kgd,kpd->kgp", q, self.k[:, places].double()) * form.scale_of(head_dim)

@@ -202,7 +202,7 @@ def _cells(one: Exactness) -> list[object]:
     case = one.case
     return [
         f"{case.head_dim}, {case.kv_heads}, {case.group}, {case.page_size}",
-        "" if case.form == FULL else f"{case.form.window}, {case.form.scale:g}, {case.form.cap:g}",
+        "" if case.form == FULL else f"{case.form.reach}, {case.form.scale:g}, {case.form.cap:g}",
         one.rows,
         one.width_mismatches,
         one.decode_mismatches,

@@ -20,6 +20,7 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     size,
     token_ids,
 )
+from slipstream_kernels.models.checkpoint.llama4_form import LLAMA4
 from slipstream_kernels.models.checkpoint.rope_fields import read_rope
 from slipstream_kernels.ops.rope import Rope
 
@@ -68,6 +69,10 @@ class HeadConfig:
         layer = section(outer, "transformer_layer_config") or outer
         for config in () if of_target else (outer, layer):
             refuse_quantisation(config)
+        if not of_target and layer.get("model_type") in LLAMA4:
+            raise CheckpointError(
+                f"config.json: model_type is {shown(layer['model_type'])}, supported are heads with layers of a Llama"
+            )
         if (act := layer.get("hidden_act")) not in (None, "silu"):
             raise CheckpointError(f"config.json: hidden_act is {shown(act)}, supported is 'silu'")
         hidden, heads = size(layer, "hidden_size"), size(layer, "num_attention_heads")

@@ -17,10 +17,11 @@ from draft_service.heads.eagle import Eagle1, Eagle3, EagleHead, Vocabulary
 from draft_service.heads.files import read_tensors
 from draft_service.heads.names import canonical, check, family_of, num_states
 from draft_service.heads.vocabulary import target_ids, token_map
-from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, read_json
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.model_form import is_tied, scales_embeddings
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
+from slipstream_kernels.models.checkpoint.text_part import read_text_fields, text_prefix
 from slipstream_kernels.models.checkpoint.tied_head import has_own_head
 from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors
 
@@ -91,7 +92,7 @@ def shared_rows(
         missing = _EMBEDDING if embedding is None else _HEAD
         if target is None:
             raise CheckpointError(f"{missing} is missing; name the target's folder, from which it is taken")
-        if embedding is None and scales_embeddings(fields := read_json(target / "config.json")):
+        if embedding is None and scales_embeddings(fields := read_text_fields(target)):
             raise CheckpointError(
                 f"{missing} is missing, and the target's ({fields['model_type']}) are multiplied by a factor, which no "
                 "head here does: it needs rows of its own"
@@ -110,12 +111,15 @@ def shared_rows(
 def target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Embedding and scoring rows of the model in a folder, float32 [vocabulary, hidden]. Raises CheckpointError."""
     names = ("model.embed_tokens.weight", "lm_head.weight")
-    if read_quantisation(read_json(folder / "config.json")) is not None:
+    fields = read_text_fields(folder)
+    if read_quantisation(fields) is not None:
         config = ModelConfig.from_folder(folder)
         found = dict(iterate_tensors(folder, config, names))
         embedding = found[names[0]].float()
         return embedding, embedding if config.tie_word_embeddings else found[names[1]].float()
-    tied = is_tied(read_json(folder / "config.json")) and not has_own_head(folder)
+    prefix = text_prefix(fields.get("model_type"))
+    tied = is_tied(fields) and not has_own_head(folder, prefix)
+    names = prefix + names[0], prefix + names[1]
     wanted = names[:1] if tied else names
     found = read_tensors(folder, wanted)
     missing = [name for name in wanted if name not in found]

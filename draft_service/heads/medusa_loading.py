@@ -25,6 +25,7 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     refuse_quantisation,
     size,
 )
+from slipstream_kernels.models.checkpoint.text_part import read_text_fields
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *USUAL_FILES)
 _PREFIX = re.compile(r"medusa_heads?\.")
@@ -86,7 +87,7 @@ def _vocab_size(config: Mapping[str, Any], target: Path | None, entries: int, *,
         if own is None and mapped:
             raise CheckpointError(f"config.json: vocab_size is missing, to which {_MAP} leads")
         return own or entries
-    said = size(read_json(target / "config.json"), "vocab_size")
+    said = size(read_text_fields(target), "vocab_size")
     if own not in (None, said):
         raise CheckpointError(f"config.json: vocab_size is {own}, the target's is {said}")
     return said

@@ -27,6 +27,7 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     refuse_quantisation,
     size,
 )
+from slipstream_kernels.models.checkpoint.text_part import read_text_fields
 
 _PREFIX = re.compile(r"speculator\.")
 
@@ -89,7 +90,7 @@ def load_mlp_speculator(folder: Path, target: Path | None = None, map_file: Path
     map_file: the target ids that are scored (`vocabulary.token_map`); others are left out. Raises CheckpointError.
     """
     config = SpeculatorConfig.from_folder(folder)
-    if target is not None and (said := size(read_json(target / "config.json"), "vocab_size")) != config.vocab_size:
+    if target is not None and (said := size(read_text_fields(target), "vocab_size")) != config.vocab_size:
         raise CheckpointError(f"config.json: vocab_size is {config.vocab_size}, the target's is {said}")
     tensors = _read(folder)
     _check(config, tensors)

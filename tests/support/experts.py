@@ -27,6 +27,9 @@ def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer of a model of this config.json has experts."""
     if config["model_type"] in ("mixtral", "gpt_oss"):
         return True
+    if config["model_type"] == "llama4_text":
+        every = config.get("interleave_moe_layer_step", 1)
+        return layer in config.get("moe_layers", range(every - 1, config["num_hidden_layers"], every))
     step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", ())
     return config["model_type"].endswith("_moe") and layer not in plain and (layer + 1) % step == 0
 
@@ -36,6 +39,9 @@ def expert_tensors(config: Mapping[str, Any], prefix: str, random: Random) -> _T
     hidden, linear = config["hidden_size"], random.linear
     if config["model_type"] == "gpt_oss":
         yield from _gpt_oss_tensors(config, prefix + "mlp.", random)
+        return
+    if config["model_type"] == "llama4_text":
+        yield from _llama4_tensors(config, prefix + "feed_forward.", random)
         return
     if config["model_type"] == "mixtral":
         prefix, parts, size = prefix + "block_sparse_moe.", ("w1", "w3", "w2"), config["intermediate_size"]
@@ -65,6 +71,46 @@ def _gpt_oss_tensors(config: Mapping[str, Any], prefix: str, random: Random) -> 
     yield prefix + "experts.gate_up_proj_bias", random.normal(count, 2 * size, scale=0.5)
     yield prefix + "experts.down_proj", random.normal(count, size, hidden, scale=0.2 * size**-0.5)
     yield prefix + "experts.down_proj_bias", random.normal(count, hidden, scale=0.1)
+
+
+def _llama4_tensors(config: Mapping[str, Any], prefix: str, random: Random) -> _Tensors:
+    hidden, size, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    yield from random.linear(prefix + "router", count, hidden)
+    yield from network(prefix + "shared_expert.", ("gate_proj", "up_proj", "down_proj"), hidden, size, random)
+    yield prefix + "experts.gate_up_proj", random.normal(count, hidden, 2 * size, scale=2 * hidden**-0.5)
+    yield prefix + "experts.down_proj", random.normal(count, size, hidden, scale=size**-0.5)
+
+
+def part_experts(folder: Path) -> None:
+    """Rewrite a Llama-4's file: each expert a module of its own, as quantised folders have them."""
+    path = folder / "model.safetensors"
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(path).items():
+        if ".experts." not in name:
+            tensors[name] = tensor
+            continue
+        prefix, _, part = name.rpartition(".")
+        parts = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+        for expert, weight in enumerate(tensor):
+            for own, each in zip(parts, weight.t().chunk(len(parts)), strict=True):
+                tensors[f"{prefix}.{expert}.{own}.weight"] = each.contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def add_vision(folder: Path) -> None:
+    """Make a Llama-4 of text a part of one that sees: a nested config, names of tensors, and others' tensors."""
+    path, config = folder / "config.json", json.loads((folder / "config.json").read_text())
+    outer = {name: config.pop(name) for name in ("quantization_config", "torch_dtype") if name in config}
+    vision = {"model_type": "llama4_vision_model", "hidden_size": 64}
+    nested = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "vision_config": vision}
+    path.write_text(json.dumps({**nested, **outer, "text_config": config}))
+    weights = folder / "model.safetensors"
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(weights).items()}
+    tensors |= {
+        "vision_model.class_embedding": torch.ones(64),
+        "multi_modal_projector.linear_1.weight": torch.ones(8, 8),
+    }
+    save_file(tensors, weights, metadata={"format": "pt"})
 
 
 def pack_mxfp4(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -104,8 +104,46 @@ EXPERTS: dict[str, dict[str, Any]] = {
             "rope_scaling": _YARN | {"truncate": False},
         },
     },
+    "llama4": {
+        "family": "llama4_text",
+        "layers": 5,
+        "tied": False,
+        "heads": 4,
+        "kv_heads": 2,
+        "intermediate_size": 48,
+        "overrides": {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 96,
+            "moe_layers": [0, 2, 3, 4],
+            "no_rope_layers": [1, 1, 0, 1, 1],
+            "attention_chunk_size": 16,
+            "attn_temperature_tuning": True,
+            "floor_scale": 20,
+            "attn_scale": 0.3,
+            "rope_theta": None,
+            "rope_parameters": _LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 1.0},
+        },
+    },
+    "llama4, two of all": {
+        "family": "llama4_text",
+        "layers": 4,
+        "intermediate_size": 64,
+        "overrides": {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size_mlp": 96,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 24,
+            "attn_temperature_tuning": False,
+            "use_qk_norm": False,
+            "rope_theta": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
 }
-"""Mixtures of experts: all layers, with one that computes every row, with a layer that has none, and with biases."""
+"""Mixtures of experts: all layers, with one that computes every row, with a layer that has none, with biases, and with
+weights of what experts read, chunks, and layers whose heads do not turn."""
 
 FORMS: dict[str, dict[str, Any]] = {
     "llama, all biases": {"overrides": {"attention_bias": True, "mlp_bias": True}},

@@ -127,7 +127,7 @@ class _Random:
     def __init__(self, config: Mapping[str, Any], seed: int) -> None:
         self.config = config
         self.family = str(config["model_type"])
-        self.gemma = self.family.startswith("gemma")
+        self.gemma, self.llama4 = self.family.startswith("gemma"), self.family == "llama4_text"
         self._generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, scale: float) -> torch.Tensor:
@@ -160,7 +160,7 @@ def _random_tensors(config: Mapping[str, Any], seed: int) -> _Tensors:
         if has_experts(config, layer):
             yield from expert_tensors(config, prefix, random)
         else:
-            yield from _feed_forward(random, prefix + "mlp.")
+            yield from _feed_forward(random, prefix + ("feed_forward." if random.llama4 else "mlp."))
     yield "model.norm.weight", random.norm(hidden)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", random.normal(config["vocab_size"], hidden, scale=0.1)
@@ -186,6 +186,7 @@ def _attention(random: _Random, prefix: str) -> _Tensors:
 
 def _feed_forward(random: _Random, prefix: str) -> _Tensors:
     hidden, intermediate = random.config["hidden_size"], random.config["intermediate_size"]
+    intermediate = random.config["intermediate_size_mlp"] if random.llama4 else intermediate
     biased = bool(random.config.get("mlp_bias"))
     if random.family == "phi3":
         yield from random.linear(prefix + "gate_up_proj", 2 * intermediate, hidden)

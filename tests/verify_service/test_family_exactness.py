@@ -1,4 +1,4 @@
-"""Models with windows, bounds, experts and sinks in the engine: trees, chunks and cached prefixes change no bit.
+"""Models with windows, chunks, bounds, experts and sinks in the engine: trees and cached prefixes change no bit.
 
 The reference decodes one token a pass, without the loop, the scheduler, the cache or the engine.
 """
@@ -22,9 +22,11 @@ TOKENS = 24
 WIDE = EngineConfig(num_pages=128, max_running=8, prefill_chunk=128, step_nodes=64, max_nodes=32, adaptive=False)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "qwen3, window between", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen3, window between", "qwen2_moe", "gpt_oss", "llama4"])
 def test_every_way_to_run_on_a_cpu_gives_the_same(name: str, tmp_path: Path) -> None:
-    """Windows of 20 tokens begin in the cached part of a prompt, behind it, and among the nodes of a tree."""
+    """Windows of 20 tokens, and chunks of 16, begin in the cached part of a prompt, behind it, and among the nodes of a
+    tree; some requests are preempted and come back to another chunk than they began in.
+    """
     model = CausalLM.load(make_tiny_model(tmp_path / "model", **(FORMS | EXPERTS)[name]), threads=1)
     requests = some_requests(0.8, TOKENS)
     expected = [expected_of(model, one) for one in requests]
@@ -37,9 +39,13 @@ def test_every_way_to_run_on_a_cpu_gives_the_same(name: str, tmp_path: Path) -> 
                 state = runner.loop.state()
             assert state.prefix_hit_tokens > 100 and state.drafted_tokens > 100
             assert (state.accepted_tokens > 50) >= (proposer == "oracle")
+        short = replace(WIDE, page_size=4, num_pages=38, prefill_chunk=16)
+        with running_loop(model, short, drafter(proposer, requests, expected)) as runner:
+            assert_equal(runner.run(requests), expected)
+            assert runner.loop.state().preemptions > 0
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "llama4"])
 def test_every_way_to_run_on_a_device_gives_the_same(name: str, tmp_path: Path) -> None:
     """The engine of a GPU, its kernels' twins in torch."""
     from support.device_reference import device_generate, twin_target  # loads triton

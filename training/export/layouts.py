@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, read_json
+from slipstream_kernels.models.checkpoint.text_part import read_text_fields
 from slipstream_kernels.models.checkpoint.weight_loader import weight_files
 from training.common.atomic_files import write_whole
 from training.fit.card import CARD
@@ -133,7 +134,7 @@ def _check_captured(head: Published, last: int) -> None:
     """ValueError where boundary `last` is behind the last layer of the target, as far as that is known."""
     if head.model is None:
         return
-    layers: int = read_json(head.model / "config.json")["num_hidden_layers"]
+    layers: int = read_text_fields(head.model)["num_hidden_layers"]
     if last >= layers:
         raise ValueError(f"SGLang captures states up to boundary {layers - 1} of --model, the head reads {last}")
 

@@ -48,7 +48,9 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Stretching of low frequencies by `factor`, with a linear ramp between the two wavelength limits."""
+    """Stretching of low frequencies by `factor`, with a linear ramp between the two wavelength limits, or none between
+    equal ones.
+    """
 
     factor: float
     low_freq_factor: float
@@ -66,7 +68,7 @@ class Llama3Scaling:
         turns = self.original_context * frequency / (2 * math.pi)
         if turns < self.low_freq_factor:
             return frequency / self.factor
-        if turns > self.high_freq_factor:
+        if turns >= self.high_freq_factor:
             return frequency
         share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return (1 - share) * frequency / self.factor + share * frequency
@@ -114,6 +116,18 @@ class LongRopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRotation:
+    """Nothing turns: every angle is 0, so that a head keeps its bits."""
+
+    @property
+    def attention_factor(self) -> float:
+        return 1.0
+
+    def frequencies(self, theta: float, size: int) -> list[float]:
+        return [0.0] * (size // 2)
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """The rotation of a layer's heads. rotated: elements of a head that turn, an even number; 0: all."""
 
@@ -154,6 +168,15 @@ class Rope:
             places = np.arange(start, min(start + _TABLE_ROWS, positions))
             table[start : start + len(places)] = self.rows(places, head_dim)
         return table
+
+
+STILL = Rope(1.0, NoRotation())
+"""Of layers whose heads do not turn."""
+
+
+def halves_of_pairs(head_dim: int) -> list[int]:
+    """The element of a checkpoint's head at each place, where the file has those of a pair side by side."""
+    return [*range(0, head_dim, 2), *range(1, head_dim, 2)]
 
 
 def rotated_first(head_dim: int, rotated: int) -> list[int]:

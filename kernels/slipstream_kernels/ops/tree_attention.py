@@ -110,16 +110,21 @@ _coded_sum_1, _coded_sum_4 = (_weighted_sum(vectors, coded=True) for vectors in 
 
 @kernel
 def list_slots(
-    page_table: int, page_size: int, prefix_length: int, ancestors: int, num_ancestors: int, window: int, slots: int
+    page_table: int, page_size: int, prefix_length: int, ancestors: int, num_ancestors: int, reach: int, slots: int
 ) -> int:
-    """Write the slots of a row's last `window` positions, of all where it is 0, in order; return how many there are.
+    """Write the slots of the positions that a row sees, in order; return how many there are.
 
+    reach: of `AttentionForm`: its last `reach` positions, all where it is 0, those of its chunk where it is below.
     Addresses of int32: the line of the page table, the row's ancestor slots, and `slots`, with room for seven more
     entries than positions.
     """
     pages, path, out = pointer_i32(page_table), pointer_i32(ancestors), pointer_i32(slots)
     length = prefix_length + num_ancestors
-    first = max(length - window, 0) if window > 0 else 0
+    first = 0
+    if reach > 0:
+        first = max(length - reach, 0)
+    elif reach < 0:
+        first = (length - 1) // -reach * -reach
     position = first
     while position < prefix_length:
         page = position // page_size
@@ -228,13 +233,13 @@ def _attention(
     q: int, rows: int, heads: int, head_dim: int, keys: int, values: int, kv_heads: int, num_slots: int,
     page_table: npt.NDArray[np.int32], page_lines: npt.NDArray[np.int32], page_size: int,
     prefix_lengths: npt.NDArray[np.int32], ancestors: npt.NDArray[np.int32], num_ancestors: npt.NDArray[np.int32],
-    slots: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], window: int, scale: Any, cap: Any,
+    slots: npt.NDArray[np.int32], weights: npt.NDArray[np.float32], reach: int, scale: Any, cap: Any,
     sinks: npt.NDArray[np.float32], out: int,
 ) -> None:  # fmt: skip
     for row in range(rows):
         line = page_table.ctypes.data + page_lines[row] * page_table.shape[1] * 4
         path = ancestors.ctypes.data + row * ancestors.shape[1] * 4
-        count = list_slots(line, page_size, prefix_lengths[row], path, num_ancestors[row], window, slots.ctypes.data)
+        count = list_slots(line, page_size, prefix_lengths[row], path, num_ancestors[row], reach, slots.ctypes.data)
         for head in range(heads):
             store = head // (heads // kv_heads) * num_slots * head_dim * 4
             offset = (row * heads + head) * head_dim * 4
@@ -277,7 +282,7 @@ def tree_attention(
     _attention(
         q.ctypes.data, rows, heads, head_dim, keys.ctypes.data, values.ctypes.data, kv_heads, num_slots,
         page_table, page_lines, page_size, prefix_lengths, ancestor_slots, num_ancestors,
-        np.empty(room, np.int32), np.empty(room, np.float32), form.window, float32_scale(form, head_dim),
+        np.empty(room, np.int32), np.empty(room, np.float32), form.reach, float32_scale(form, head_dim),
         np.float32(form.cap), sinks, out.ctypes.data,
     )  # fmt: skip
     return out
@@ -304,7 +309,8 @@ def tree_attention_reference(
         positions = torch.arange(int(prefix_lengths[row]))
         pages = page_table[int(page_lines[row]), positions // page_size].long()
         path = ancestor_slots[row, : int(num_ancestors[row])].long()
-        slots = torch.cat([pages * page_size + positions % page_size, path])[-form.window :]
+        slots = torch.cat([pages * page_size + positions % page_size, path])
+        slots = slots[form.first_seen(len(slots) - 1) :]
         k = keys[:, slots].repeat_interleave(groups, 0)
         v = values[:, slots].repeat_interleave(groups, 0)
         scores = torch.einsum("hd,hpd->hp", q[row], k) * form.scale_of(q.shape[2])

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.tree_attention import tree_attention, tree_attention_reference
 
 KV_HEADS, SLOTS = 2, 256
@@ -39,16 +40,35 @@ def test_matches_float64(head_dim: int, heads: int) -> None:
     np.testing.assert_allclose(got, tree_attention_reference(*inputs, **as_torch(PLAN)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("form", [AttentionForm(chunk=chunk) for chunk in (1, 16, 17, 52, 64)])
+def test_a_row_sees_its_own_chunk(form: AttentionForm) -> None:
+    """As it would see its positions from the chunk's first one on; chunks begin in the pages and in the tree."""
+    q = random(4, 2, 16, seed=0)
+    keys, values = random(KV_HEADS, SLOTS, 16, seed=1), random(KV_HEADS, SLOTS, 16, seed=2)
+    got = tree_attention(q, keys, values, **PLAN, form=form)
+    inputs = (torch.tensor(array).double() for array in (q, keys, values))
+    expected = tree_attention_reference(*inputs, **as_torch(PLAN), form=form)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    for row, (line, prefix, ancestors) in enumerate(((0, 1, 0), (1, 50, 3), (1, 17, 1), (0, 64, 2))):
+        table, path = PLAN["page_table"][line], PLAN["ancestor_slots"][row]  # type: ignore[index]
+        slots = [table[p // 16] * 16 + p % 16 for p in range(prefix)] + list(path[:ancestors])
+        own = np.array(slots[(len(slots) - 1) // form.chunk * form.chunk :])
+        scores = np.einsum("hd,hpd->hp", q[row].astype(float), keys[:, own].astype(float)) / 4
+        weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        np.testing.assert_allclose(got[row], np.einsum("hp,hpd->hd", weights, values[:, own]), rtol=1e-4, atol=1e-5)
+
+
 @given(
     length=st.integers(1, 100),
     prefix=st.integers(0, 100),
     page_size=st.sampled_from([1, 3, 16, 64]),
     neighbours=st.integers(0, 3),
+    form=st.sampled_from([FULL, AttentionForm(window=20), AttentionForm(chunk=16), AttentionForm(chunk=30)]),
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=60)
 def test_a_row_depends_on_its_positions_alone(
-    length: int, prefix: int, page_size: int, neighbours: int, seed: int
+    length: int, prefix: int, page_size: int, neighbours: int, form: AttentionForm, seed: int
 ) -> None:
     """Any page layout, any split between pages and tree, any company, everything else poisoned: equal bits."""
     prefix = min(prefix, length)
@@ -62,7 +82,8 @@ def test_a_row_depends_on_its_positions_alone(
         table = rng.permutation(pages + 2)[:pages].astype(np.int32)
         path = (pages + 2) * page_size + rng.permutation(110)[: length - prefix]
         own = np.concatenate([table[np.arange(prefix) // page_size] * page_size + np.arange(prefix) % page_size, path])
-        keys[:, own], values[:, own] = k[:, :length], v[:, :length]
+        seen = slice(form.first_seen(length - 1), length)
+        keys[:, own[seen]], values[:, own[seen]] = k[:, seen], v[:, seen]
         rows = neighbours + 1
         ancestors = np.zeros((rows, 101), np.int32)
         ancestors[:, : length - prefix] = path
@@ -76,6 +97,7 @@ def test_a_row_depends_on_its_positions_alone(
             prefix_lengths=np.full(rows, prefix, np.int32),
             ancestor_slots=ancestors,
             num_ancestors=np.full(rows, length - prefix, np.int32),
+            form=form,
         )
         assert np.isfinite(got).all()
         return got[-1]

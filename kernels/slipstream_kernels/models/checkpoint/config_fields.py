@@ -28,7 +28,9 @@ _MOST = {
     **dict.fromkeys(("num_hidden_layers", "num_aux_hidden_states"), 1 << 10),
     **dict.fromkeys(("num_nextn_predict_layers", "n_predict"), 1 << 6),
     **dict.fromkeys(("medusa_num_heads", "medusa_num_layers", "num_heads"), 1 << 6),
-    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), 1 << 20),
+    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp"), 1 << 20),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 1 << 20),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale"), 1 << 24),
     **dict.fromkeys(("num_experts", "num_local_experts"), 1 << 11),
     "num_experts_per_tok": 1 << 5,
     "num_attention_heads": 1 << 12,
@@ -57,6 +59,7 @@ _RANGES = {
     "rope_local_base_freq": (1.0, 1e15),
     "logit_scale": (1e-6, 1e6),
     "swiglu_limit": (1e-3, 1e6),
+    "attn_scale": (1e-6, 1e3),
 }
 """The least and the greatest value of a number."""
 

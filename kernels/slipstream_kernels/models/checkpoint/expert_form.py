@@ -14,7 +14,7 @@ from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, 
 from slipstream_kernels.models.checkpoint.weight_file import open_weights, weight_files
 
 _Fields = Mapping[str, Any]
-_FUSED = (".mlp.experts.gate_up_proj", ".mlp.experts.gate_up_proj_blocks")
+_FUSED = (".mlp.experts.gate_up_proj", ".mlp.experts.gate_up_proj_blocks", ".feed_forward.experts.gate_up_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class ExpertForm:
     experts; the others have a feed-forward network. normalised: the chosen experts' weights are their shares among
     themselves, by the softmax of their scores; else among all. shared_size: intermediate size of one more expert, which
     computes every row, weighed by a sigmoid; 0: there is none. biased: router and experts have biases. limit: experts
-    gate by a clamped SwiGLU, see `slipstream_kernels.ops.experts.clamped_swiglu`; 0: by SiLU.
+    gate by a clamped SwiGLU, see `slipstream_kernels.ops.experts.clamped_swiglu`; 0: by SiLU. weighs_inputs: an expert
+    gets the row times the sigmoid of its score, and what experts say, the shared one too, is added as it is.
     """
 
     count: int
@@ -36,11 +37,17 @@ class ExpertForm:
     shared_size: int = 0
     biased: bool = False
     limit: float = 0.0
+    weighs_inputs: bool = False
+
+    @property
+    def weighs_shared(self) -> bool:
+        """Whether there is a shared expert that has a score of its own."""
+        return self.shared_size > 0 and not self.weighs_inputs
 
     @property
     def scores(self) -> int:
         """What the router computes of a row: a score for each expert, and that of the shared one behind them."""
-        return self.count + (1 if self.shared_size else 0)
+        return self.count + self.weighs_shared
 
 
 def read_mixtral(fields: _Fields, layers: int) -> ExpertForm:
@@ -81,21 +88,41 @@ def read_qwen_experts(fields: _Fields, layers: int, *, shared: bool) -> ExpertFo
     return _checked(form, count) if any(mixed) else None
 
 
+def read_llama4_experts(fields: _Fields, layers: int) -> ExpertForm | None:
+    """The shared expert is as large as the others. None where no layer has experts. Raises CheckpointError."""
+    step, mixed = size(fields, "interleave_moe_layer_step", 1), _layers(fields, "moe_layers", layers)
+    inner = size(fields, "intermediate_size")
+    form = ExpertForm(
+        count=size(fields, "num_local_experts", 16),
+        chosen=size(fields, "num_experts_per_tok", 1),
+        size=inner,
+        layers=tuple((layer + 1) % step == 0 if mixed is None else layer in mixed for layer in range(layers)),
+        normalised=False,
+        shared_size=inner,
+        weighs_inputs=True,
+    )
+    return _checked(form, "num_local_experts", "intermediate_size") if any(form.layers) else None
+
+
 def _plain_layers(fields: _Fields, layers: int) -> frozenset[int]:
     """The layers of `mlp_only_layers`."""
-    value = fields.get("mlp_only_layers")
-    listed = [] if value is None else value
-    if not isinstance(listed, list) or not all(type(each) is int and 0 <= each < layers for each in listed):
-        raise CheckpointError(
-            f"config.json: mlp_only_layers is {shown(value)}, must be a list of layers from 0 to {layers - 1}"
-        )
-    return frozenset(listed)
+    return _layers(fields, "mlp_only_layers", layers) or frozenset()
 
 
-def _checked(form: ExpertForm, count: str) -> ExpertForm:
+def _layers(fields: _Fields, name: str, layers: int) -> frozenset[int] | None:
+    """The layers of a list; None where the field is missing or null."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(each) is int and 0 <= each < layers for each in value):
+        raise CheckpointError(f"config.json: {name} is {shown(value)}, must be a list of layers from 0 to {layers - 1}")
+    return frozenset(value)
+
+
+def _checked(form: ExpertForm, count: str, inner: str = "moe_intermediate_size") -> ExpertForm:
     if form.chosen > form.count:
         raise CheckpointError(f"config.json: num_experts_per_tok is {form.chosen}, above {count}, {form.count}")
-    sizes = {"moe_intermediate_size": form.size, "shared_expert_intermediate_size": form.shared_size}
+    sizes = {inner: form.size, "shared_expert_intermediate_size": form.shared_size}
     for name, value in sizes.items():
         if value % 16:
             raise CheckpointError(f"config.json: {name} is {value}, must be a multiple of 16")

@@ -12,13 +12,20 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from slipstream_kernels.models.checkpoint.gpt_oss_names import gpt_oss_parts, gpt_oss_shapes, stored_gpt_oss_name
+from slipstream_kernels.models.checkpoint.llama4_names import LLAMA4_ROUTER
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight
 
 ROUTER, SHARED_GATE = "mlp.gate", "mlp.shared_expert_gate"
 PARTS = ("gate_proj", "up_proj", "down_proj")
 """Of an expert, in this order."""
-_ROUTERS = (".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".mlp.router.weight", ".shared_expert_gate.weight")
+_ROUTERS = (
+    ".mlp.gate.weight",
+    ".block_sparse_moe.gate.weight",
+    ".mlp.router.weight",
+    ".shared_expert_gate.weight",
+    LLAMA4_ROUTER,
+)
 _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _FUSED = re.compile(r".*\.mlp\.experts\.(gate_up_proj|down_proj)")
@@ -51,6 +58,7 @@ def expert_projections(config: ModelConfig) -> Projections:
         for part in PARTS:
             shape = (hidden, experts.shared_size) if part == "down_proj" else (experts.shared_size, hidden)
             yield f"mlp.shared_expert.{part}", shape, False
+    if experts.weighs_shared:
         yield SHARED_GATE, (1, hidden), False
 
 

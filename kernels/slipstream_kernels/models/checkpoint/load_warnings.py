@@ -6,9 +6,9 @@ import logging
 from collections import Counter
 from pathlib import Path
 
-from slipstream_kernels.models.checkpoint.config_fields import read_json
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.model_form import is_tied
+from slipstream_kernels.models.checkpoint.text_part import OTHER_PREFIXES, has_other_parts, read_text_fields
 from slipstream_kernels.models.checkpoint.weight_file import open_weights
 from slipstream_kernels.models.checkpoint.weight_loader import stored_shapes, used_names, weight_files
 
@@ -26,13 +26,24 @@ def tell(folder: Path, config: ModelConfig) -> None:
 
 def notices(folder: Path, config: ModelConfig) -> list[str]:
     """What there is to say of the model in `folder`, a line each. Raises CheckpointError."""
-    fields = read_json(folder / "config.json")
+    fields = read_text_fields(folder)
     lines = [] if config.quantisation is None else list(config.quantisation.notices)
     if is_tied(fields) and not config.tie_word_embeddings:
         lines.append("config.json ties lm_head.weight to the embedding, but the folder has another one, which is used")
+    if left := _other_parts(folder, config):
+        lines.append(f"{left} tensors of parts that are not text are left out: text alone is read and written")
     if rounded := _rounded(folder, config):
         lines.append(f"{rounded} are rounded to bfloat16, in which weights are held")
     return lines
+
+
+def _other_parts(folder: Path, config: ModelConfig) -> int:
+    """How many tensors parts that are not text have."""
+    count = 0
+    for path in weight_files(folder) if has_other_parts(config.family) else ():
+        with open_weights(path) as file:
+            count += sum(name.startswith(OTHER_PREFIXES) for name in file.names)
+    return count
 
 
 def _rounded(folder: Path, config: ModelConfig) -> str:

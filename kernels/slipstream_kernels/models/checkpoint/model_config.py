@@ -18,20 +18,23 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     token_ids,
 )
 from slipstream_kernels.models.checkpoint.expert_form import has_fused_experts
+from slipstream_kernels.models.checkpoint.llama4_form import LLAMA4
 from slipstream_kernels.models.checkpoint.model_form import FAMILIES, PLAIN, ModelForm, is_tied, read_form
 from slipstream_kernels.models.checkpoint.quantisation.mxfp4 import GROUP
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.quantisation.scheme import Quantisation
 from slipstream_kernels.models.checkpoint.rope_fields import read_rope
+from slipstream_kernels.models.checkpoint.text_part import read_text_fields, text_prefix
 from slipstream_kernels.models.checkpoint.tied_head import has_own_head
 from slipstream_kernels.ops.attention_form import AttentionForm
-from slipstream_kernels.ops.rope import Rope
+from slipstream_kernels.ops.query_temperature import QueryTemperature
+from slipstream_kernels.ops.rope import STILL, Rope
 
 __all__ = ["FAMILIES", "CheckpointError", "ModelConfig", "read_json"]
 
-_HEAD_DIMS = {"gemma2": 256, "gemma3_text": 256, "gpt_oss": 64}
+_HEAD_DIMS = {"gemma2": 256, "gemma3_text": 256, "gpt_oss": 64, **dict.fromkeys(LLAMA4, 128)}
 """Of families whose files need not name it, and where it is not the hidden size's share."""
-_BASES = {"gemma3_text": 1e6, "gpt_oss": 1.5e5, "mixtral": 1e6}
+_BASES = {"gemma3_text": 1e6, "gpt_oss": 1.5e5, "mixtral": 1e6, **dict.fromkeys(LLAMA4, 5e5)}
 """Of rotary frequencies, where the file names none and it is not 10,000."""
 
 
@@ -78,8 +81,28 @@ class ModelConfig:
 
     def rope_of(self, layer: int) -> Rope:
         """How heads turn in a layer."""
+        if not self.turns(layer):
+            return STILL
         local = self.form.local_rope
         return self.rope if local is None or not self.form.window_layers[layer] else local
+
+    def turns(self, layer: int) -> bool:
+        """Whether heads of a layer turn at all."""
+        return not (self.form.still_layers and self.form.still_layers[layer])
+
+    def temperature_of(self, layer: int) -> QueryTemperature | None:
+        """What a layer's queries are multiplied by; None: by nothing."""
+        return None if self.turns(layer) else self.form.temperature
+
+    @property
+    def temperatures(self) -> tuple[QueryTemperature, ...]:
+        """All that layers' queries are multiplied by."""
+        found = map(self.temperature_of, range(self.num_layers))
+        return tuple(dict.fromkeys(each for each in found if each is not None))
+
+    def normalises_heads(self, layer: int) -> bool:
+        """Whether a layer's queries and keys are normalised by head, with weights or without."""
+        return self.form.head_norms or (self.form.unit_norms and self.turns(layer))
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -89,7 +112,8 @@ class ModelConfig:
     @property
     def layers_of_all_kinds(self) -> int:
         """So many of the first layers have one of every kind among them."""
-        kinds = [(form, self.has_experts(layer)) for layer, form in enumerate(self.attention_forms)]
+        forms = enumerate(self.attention_forms)
+        kinds = [(form, self.has_experts(layer), self.turns(layer)) for layer, form in forms]
         return max(map(kinds.index, kinds)) + 1
 
     @property
@@ -120,7 +144,8 @@ class ModelConfig:
         """What a layer's attention computes."""
         form = self.form
         window = form.window if form.window and form.window_layers[layer] else 0
-        return AttentionForm(window, form.attention_scale, form.attention_cap, form.sinks)
+        chunk = form.chunk if form.chunk and form.window_layers[layer] else 0
+        return AttentionForm(window, form.attention_scale, form.attention_cap, form.sinks, chunk)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -128,7 +153,7 @@ class ModelConfig:
 
         The weights need not be there. Where config.json ties head and embedding, and both are there, they are compared.
         """
-        fields = read_json(folder / "config.json")
+        fields = read_text_fields(folder)
         family = text(fields, "model_type")
         if family not in FAMILIES:
             raise CheckpointError(f"config.json: model_type is {shown(family)}, supported are {', '.join(FAMILIES)}")
@@ -144,7 +169,7 @@ class ModelConfig:
             family=family,
             vocab_size=vocab_size,
             hidden_size=size(fields, "hidden_size"),
-            intermediate_size=size(fields, "intermediate_size"),
+            intermediate_size=_intermediate_size(fields, family),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=size(fields, "num_key_value_heads", heads),
@@ -152,7 +177,7 @@ class ModelConfig:
             rms_norm_eps=number(fields, "rms_norm_eps", 1e-6),
             rope=rope,
             max_context=context,
-            tie_word_embeddings=is_tied(fields) and not has_own_head(folder),
+            tie_word_embeddings=is_tied(fields) and not has_own_head(folder, text_prefix(family)),
             eos_token_ids=_eos_token_ids(folder, fields, vocab_size),
             bos_token_id=next(iter(token_ids(fields, "bos_token_id", vocab_size)), None),
             num_mtp_layers=count(fields, "num_nextn_predict_layers"),
@@ -166,6 +191,8 @@ class ModelConfig:
     def _check_shapes(self) -> None:
         if self.packed_experts:
             self._check_packed_experts()
+        if self.form.unit_norms and self.rope.attention_factor != 1:
+            raise CheckpointError("config.json: rope_type is one that scales heads, which use_qk_norm does not allow")
         for name in ("hidden_size", "intermediate_size", "head_dim"):
             if getattr(self, name) % 16:
                 raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, must be a multiple of 16")
@@ -182,6 +209,11 @@ class ModelConfig:
             if getattr(self, name) % GROUP:
                 words = f"must be a multiple of {GROUP} where quant_method is 'mxfp4'"
                 raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, {words}")
+
+
+def _intermediate_size(fields: Mapping[str, Any], family: str) -> int:
+    """Of the layers that have no experts."""
+    return size(fields, "intermediate_size_mlp", 16384) if family in LLAMA4 else size(fields, "intermediate_size")
 
 
 def _eos_token_ids(folder: Path, fields: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:

@@ -17,8 +17,21 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     shown,
     size,
 )
-from slipstream_kernels.models.checkpoint.expert_form import ExpertForm, read_gpt_oss, read_mixtral, read_qwen_experts
+from slipstream_kernels.models.checkpoint.expert_form import (
+    ExpertForm,
+    read_gpt_oss,
+    read_llama4_experts,
+    read_mixtral,
+    read_qwen_experts,
+)
+from slipstream_kernels.models.checkpoint.llama4_form import (
+    normalises_heads,
+    read_chunks,
+    read_temperature,
+    still_layers,
+)
 from slipstream_kernels.models.checkpoint.rope_fields import read_rope
+from slipstream_kernels.ops.query_temperature import QueryTemperature
 from slipstream_kernels.ops.rope import Rope
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -38,7 +51,10 @@ class ModelForm:
     head_norms: queries and keys are normalised by head. branch_norms: so is what attention and feed-forward layer add
     to the residual stream. stored_less_one: norms' weights stand in the file less one. fused_projections: queries, keys
     and values are one tensor of the file, and gate and up another. window: positions that a row of the layers of
-    `window_layers` sees; 0: all. local_rope: how heads turn in these layers, if otherwise than in others.
+    `window_layers` sees; 0: all. chunk: a row of these layers sees those of its own chunk of so many; 0: all.
+    local_rope: how heads turn in these layers, if otherwise than in others. still_layers: those whose heads do not
+    turn. temperature: what queries of these are multiplied by. unit_norms: queries and keys of the others are
+    normalised by head, without weights. interleaved: the elements that turn together lie side by side in the file.
     embed_scale: factor of embeddings. attention_scale: of products of query and key, 0: 1 / sqrt(head_dim).
     attention_cap, logit_cap: what scores and logits are softly bounded by, 0: nothing. sinks: each head has a score
     beside those of positions, which takes its share and has no value (arXiv 2309.17453). experts: of the layers that
@@ -55,7 +71,12 @@ class ModelForm:
     activation: Activation = "silu"
     window: int = 0
     window_layers: tuple[bool, ...] = ()
+    chunk: int = 0
     local_rope: Rope | None = None
+    still_layers: tuple[bool, ...] = ()
+    temperature: QueryTemperature | None = None
+    unit_norms: bool = False
+    interleaved: bool = False
     embed_scale: float = 1.0
     attention_scale: float = 0.0
     attention_cap: float = 0.0
@@ -74,6 +95,9 @@ class ModelForm:
             "bounds of scores or logits": bool(self.attention_cap or self.logit_cap),
             "sinks": self.sinks,
             "experts": self.experts is not None,
+            "chunks": self.chunk > 0,
+            "layers whose heads do not turn": any(self.still_layers),
+            "norms of heads without weights": self.unit_norms,
         }
         return tuple(words for words, there in named.items() if there)
 
@@ -88,6 +112,8 @@ def read_form(fields: _Fields, family: str, layers: int, context: int) -> ModelF
     _refuse(fields, form)
     if form.window >= context or not any(form.window_layers):
         form = replace(form, window=0)
+    if form.chunk >= context or not any(form.window_layers):
+        form = replace(form, chunk=0)
     return form
 
 
@@ -101,6 +127,22 @@ def _gpt_oss(fields: _Fields, layers: int) -> ModelForm:
     form = ModelForm(qkv_bias=biased, output_bias=biased, sinks=True, experts=read_gpt_oss(fields, layers))
     windowed = _windowed(fields, layers) or tuple(i % 2 == 0 for i in range(layers))
     return _with_window(form, fields, windowed, None if "sliding_window" in fields else 128)
+
+
+def _llama4(fields: _Fields, layers: int) -> ModelForm:
+    biased, still = flag(fields, "attention_bias"), still_layers(fields, layers)
+    chunk, chunked = read_chunks(fields, still)
+    return ModelForm(
+        qkv_bias=biased,
+        output_bias=biased,
+        chunk=chunk,
+        window_layers=chunked,
+        still_layers=still,
+        temperature=read_temperature(fields),
+        unit_norms=normalises_heads(fields),
+        interleaved=True,
+        experts=read_llama4_experts(fields, layers),
+    )
 
 
 def _mimo(_fields: _Fields, _layers: int) -> ModelForm:
@@ -198,6 +240,8 @@ FAMILIES: Mapping[str, Callable[[_Fields, int], ModelForm]] = {
     "gemma3_text": _gemma3,
     "gpt_oss": _gpt_oss,
     "llama": _llama,
+    "llama4": _llama4,
+    "llama4_text": _llama4,
     "mimo": _mimo,
     "mistral": _mistral,
     "mixtral": _mixtral,
@@ -237,7 +281,7 @@ def _refuse(fields: _Fields, form: ModelForm) -> None:
     for name, has in (
         ("attention_bias", form.qkv_bias),
         ("mlp_bias", form.mlp_bias),
-        ("use_sliding_window", bool(form.window_layers)),
+        ("use_sliding_window", bool(form.window_layers) and not form.interleaved),
         ("use_bidirectional_attention", False),
     ):
         if flag(fields, name) and not has:

@@ -96,8 +96,8 @@ def _dynamic(_config: _Fields, fields: _Fields, _rotated: int) -> None:
 
 def _llama3(_config: _Fields, fields: _Fields, _rotated: int) -> Llama3Scaling:
     low, high = number(fields, "low_freq_factor"), number(fields, "high_freq_factor")
-    if low >= high:
-        raise CheckpointError(f"config.json: low_freq_factor is {low}, must be below high_freq_factor, {high}")
+    if low > high:
+        raise CheckpointError(f"config.json: low_freq_factor is {low}, must not be above high_freq_factor, {high}")
     original = size(fields, "original_max_position_embeddings")
     return Llama3Scaling(number(fields, "factor"), low, high, original)
 

@@ -18,10 +18,13 @@ from slipstream_kernels.models.checkpoint.expert_names import (
     stored_expert_name,
     stored_expert_shapes,
 )
+from slipstream_kernels.models.checkpoint.llama4_form import LLAMA4
+from slipstream_kernels.models.checkpoint.llama4_names import llama4_parts, llama4_shapes, stored_llama4_name
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.text_part import has_other_parts
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight
-from slipstream_kernels.ops.rope import rotated_first
+from slipstream_kernels.ops.rope import halves_of_pairs, rotated_first
 
 SINKS = "self_attn.sinks"
 """Of a layer's heads."""
@@ -85,7 +88,10 @@ def stored_shapes(config: ModelConfig) -> Shapes:
         yield from whole.items()
         return
     for stored, shape in whole.items():
-        yield from stored_expert_shapes(config, stored, shape)
+        if config.family in LLAMA4:
+            yield from llama4_shapes(stored, shape, config.form.experts.count)
+        else:
+            yield from stored_expert_shapes(config, stored, shape)
 
 
 def stored_name(config: ModelConfig, name: str) -> str:
@@ -95,13 +101,22 @@ def stored_name(config: ModelConfig, name: str) -> str:
             for part in parts:
                 if f".{part}." in name:
                     return name.replace(part, whole)
+    if config.family in LLAMA4:
+        return stored_llama4_name(name, nested=has_other_parts(config.family), fused=config.fused_experts)
     return stored_expert_name(config, name) if config.form.experts is not None else name
 
 
 def stored_as_computed(config: ModelConfig) -> bool:
     """Whether a folder's tensors are those that are computed with, name by name."""
-    renamed = config.fused_experts or config.family in ("mixtral", "gpt_oss")
+    renamed = config.fused_experts or config.family in ("mixtral", "gpt_oss", *LLAMA4)
     return not (config.form.fused_projections or config.form.stored_less_one or config.rope.rotated or renamed)
+
+
+def _order_of_heads(config: ModelConfig) -> list[int] | None:
+    """The element of a checkpoint's head at each place; None: each is at its own."""
+    if config.form.interleaved:
+        return halves_of_pairs(config.head_dim)
+    return rotated_first(config.head_dim, config.rope.rotated) if config.rope.rotated else None
 
 
 def computed(
@@ -111,14 +126,14 @@ def computed(
 
     Of packed experts, see `ModelConfig.packed_experts`, the weights of all are given.
     """
+    order = _order_of_heads(config)
     for name, part in _parts(config, stored, tensor):
         if config.form.stored_less_one and name.endswith("norm.weight"):
             assert isinstance(part, torch.Tensor)
             yield name, part.float() + 1
-        elif config.rope.rotated and any(f"{each}." in name for each in _TURNED):
+        elif order is not None and any(f"{each}." in name for each in _TURNED):
             heads = part.shape[0] // config.head_dim
-            order = torch.tensor(rotated_first(config.head_dim, config.rope.rotated))
-            yield name, _rows(part, (torch.arange(heads)[:, None] * config.head_dim + order).flatten())
+            yield name, _rows(part, (torch.arange(heads)[:, None] * config.head_dim + torch.tensor(order)).flatten())
         else:
             yield name, part
 
@@ -126,6 +141,10 @@ def computed(
 def _parts(
     config: ModelConfig, stored: str, tensor: Weight | Sequence[QuantisedWeight]
 ) -> Iterator[tuple[str, Weight]]:
+    if config.family in LLAMA4:
+        assert isinstance(tensor, torch.Tensor | QuantisedWeight)
+        yield from llama4_parts(stored, tensor)
+        return
     if config.form.experts is not None:
         yield from computed_experts(config, stored, tensor)
         return

@@ -18,30 +18,31 @@ _ROWS = 8192
 """Compared at a time."""
 
 
-def has_own_head(folder: Path) -> bool:
+def has_own_head(folder: Path, prefix: str = "") -> bool:
     """Whether `lm_head.weight` is there and differs from the embedding, both as bfloat16. Raises CheckpointError.
 
-    A folder without weights in safetensors has none.
+    prefix: of the names that the folder has. A folder without weights in safetensors has none.
     """
     if not any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json")):
         return False
     places: dict[str, Path] = {}
     for path in weight_files(folder):
         with open_weights(path) as file:
-            if any(name in file.names for name in _PACKED_HEADS):
+            if any(prefix + name in file.names for name in _PACKED_HEADS):
                 return True
-            places.update({name: path for name in (EMBEDDING, HEAD) if name in file.names})
-    return len(places) == 2 and not _are_equal(places)
+            places.update({name: path for name in (EMBEDDING, HEAD) if prefix + name in file.names})
+    return len(places) == 2 and not _are_equal(places, prefix)
 
 
-def _are_equal(places: dict[str, Path]) -> bool:
+def _are_equal(places: dict[str, Path], prefix: str) -> bool:
+    embedding, head = prefix + EMBEDDING, prefix + HEAD
     with open_weights(places[EMBEDDING]) as first, open_weights(places[HEAD]) as second:
-        shape = first.shape(EMBEDDING)
-        if len(shape) != 2 or shape != second.shape(HEAD):
+        shape = first.shape(embedding)
+        if len(shape) != 2 or shape != second.shape(head):
             return False
-        if not {first.dtype(EMBEDDING), second.dtype(HEAD)} <= FLOATS.keys():
+        if not {first.dtype(embedding), second.dtype(head)} <= FLOATS.keys():
             return False
-        pairs = zip(first.read(EMBEDDING).split(_ROWS), second.read(HEAD).split(_ROWS), strict=True)
+        pairs = zip(first.read(embedding).split(_ROWS), second.read(head).split(_ROWS), strict=True)
         return all(torch.equal(_bits(left), _bits(right)) for left, right in pairs)
 
 

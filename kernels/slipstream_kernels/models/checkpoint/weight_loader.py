@@ -23,6 +23,7 @@ from slipstream_kernels.models.checkpoint.tensor_names import (
     stored_name,
     stored_shapes,
 )
+from slipstream_kernels.models.checkpoint.text_part import OTHER_PREFIXES, has_other_parts, text_prefix
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
 from slipstream_kernels.models.checkpoint.weight_file import (
     FLOATS,
@@ -95,15 +96,18 @@ def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
 def used_names(config: ModelConfig, names: Sequence[str]) -> list[str]:
     """Those of a file's tensors that the model reads, or has no place for, in order.
 
-    The others are layers that predict further tokens, buffers that follow from the config, scales of what is not
-    quantised here, and, where the head is the embedding, its copy.
+    The others are layers that predict further tokens, parts that are not text, buffers that follow from the config,
+    scales of what is not quantised here, and, where the head is the embedding, its copy.
     """
     prefixes, copy = mtp_prefixes(config), HEAD if config.tie_word_embeddings else ""
+    prefix = text_prefix(config.family)
+    others = OTHER_PREFIXES if has_other_parts(config.family) else ()
 
     def is_used(name: str) -> bool:
-        if name.startswith(prefixes) or name == copy or _DERIVED.fullmatch(name):
+        own = name.removeprefix(prefix)
+        if name.startswith(others) or own.startswith(prefixes) or own == copy or _DERIVED.fullmatch(own):
             return False
-        return config.quantisation is None or not _CACHE_SCALES.fullmatch(name)
+        return config.quantisation is None or not _CACHE_SCALES.fullmatch(own)
 
     return [name for name in names if is_used(name)]
 
@@ -181,10 +185,10 @@ def _quantised_modules(config: ModelConfig) -> list[_Module]:
     if config.quantisation is None:
         return []
     modules = []
-    shapes = dict(stored_shapes(config))
+    shapes, embedding = dict(stored_shapes(config)), stored_name(config, EMBEDDING)
     for name, shape in shapes.items():
         module = name.removesuffix(_WEIGHT)
-        if len(shape) != 2 or name == EMBEDDING or not name.endswith(_WEIGHT):
+        if len(shape) != 2 or name == embedding or not name.endswith(_WEIGHT):
             continue
         scheme = config.quantisation.scheme_of(module)
         if scheme is not None:

@@ -128,7 +128,7 @@ def _check_memory(path: Path, config: ModelConfig) -> None:
     """
     weights, table = (
         weight_bytes(path, config) + 2 * quantised_elements(config),
-        4 * len(config.ropes) * config.max_context * config.head_dim,
+        4 * config.max_context * (len(config.ropes) * config.head_dim + len(config.temperatures)),
     )
     room = available_bytes()
     if weights + table > room:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from slipstream_kernels.ops.experts.grouping import ITEM, most_items
+from slipstream_kernels.ops.experts.routing import kind_of_weights
 from slipstream_kernels.ops.linear import padded
 
 
@@ -12,7 +13,8 @@ def expert_sizes(form: ExpertForm) -> dict[str, int]:
     return {
         "experts": form.count,
         "experts_chosen": form.chosen,
-        "experts_normalised": form.normalised,
+        "expert_weights_kind": kind_of_weights(normalised=form.normalised, sigmoid=form.weighs_inputs),
+        "expert_inputs_weighed": form.weighs_inputs,
         "expert_size": form.size,
         "expert_stride": padded(2 * form.size),
         "router_stride": padded(form.scores),

@@ -25,12 +25,12 @@ MATRIX = np.dtype([(name, np.int64) for name in ("kind", "weight", "scales", "ze
 router and of experts, the address of float32 of padded width; 0: there is none."""
 
 SIZES = (
-    "experts", "experts_chosen", "experts_normalised", "expert_size", "expert_stride", "router_stride", "shared_size",
-    "shared_stride",
+    "experts", "experts_chosen", "expert_weights_kind", "expert_inputs_weighed", "expert_size", "expert_stride",
+    "router_stride", "shared_size", "shared_stride",
 )  # fmt: skip
-"""Of layers of experts, 0 where there are none: how many there are, and are chosen, whether their weights are shares of
-those chosen; intermediate size of each, and of the one that computes every row; strides of gate and up beside one
-another, and of scores."""
+"""Of layers of experts, 0 where there are none: how many there are, and are chosen; the kind of their weights, see
+`route_row`, and whether these are factors of what experts read, not of what they say; intermediate size of each, and of
+the one that computes every row; strides of gate and up beside one another, and of scores."""
 BUFFERS = (
     "scores", "expert_ids", "expert_weights", "expert_starts", "expert_places", "expert_items", "expert_in",
     "expert_gate_up", "expert_activated", "expert_out",
@@ -52,7 +52,7 @@ def _route(a: Any, phase: int) -> None:
         at = row * a.experts_chosen * 4
         scores = a.scores + row * a.router_stride * 4
         route_row(
-            scores, a.experts, a.experts_chosen, a.experts_normalised, a.expert_ids + at, a.expert_weights + at
+            scores, a.experts, a.experts_chosen, a.expert_weights_kind, a.expert_ids + at, a.expert_weights + at
         )  # fmt: skip
         finish(a.board, phase)
         row = claim(a.board, phase)
@@ -70,15 +70,20 @@ def _group(a: Any, phase: int) -> None:
 
 @kernel
 def _gather(a: Any, phase: int) -> None:
-    """The normalised rows to the places of their pairs."""
+    """The normalised rows to the places of their pairs, times the pairs' weights where these are of inputs."""
     pairs = a.rows * a.experts_chosen
     pair = claim(a.board, phase)
     while pair < pairs:
         place = pointer_i32(a.expert_places)[pair]
         source = pointer_f32(a.normed + pair // a.experts_chosen * a.hidden * 4)
         target = pointer_f32(a.expert_in + place * a.hidden * 4)
-        for i in range(a.hidden):
-            target[i] = source[i]
+        if a.expert_inputs_weighed:
+            weight = pointer_f32(a.expert_weights)[pair]
+            for i in range(a.hidden):
+                target[i] = weight * source[i]
+        else:
+            for i in range(a.hidden):
+                target[i] = source[i]
         finish(a.board, phase)
         pair = claim(a.board, phase)
     complete(a.board, phase, pairs)
@@ -130,9 +135,11 @@ def _combine(a: Any, phase: int, shared: int) -> None:
     row = claim(a.board, phase)
     while row < a.rows:
         at = row * a.experts_chosen * 4
-        score = a.scores + (row * a.router_stride + a.experts) * 4
+        weights, score = a.expert_weights + at, a.scores + (row * a.router_stride + a.experts) * 4
+        if a.expert_inputs_weighed:
+            weights, score = 0, 0
         combine_row(
-            a.expert_out, a.hidden_stride, a.expert_places + at, a.expert_weights + at, a.experts_chosen,
+            a.expert_out, a.hidden_stride, a.expert_places + at, weights, a.experts_chosen,
             shared + row * a.hidden_stride * 4 if shared != 0 else 0, score, a.hidden, a.x + row * a.hidden_stride * 4,
         )  # fmt: skip
         finish(a.board, phase)

@@ -36,9 +36,11 @@ WEIGHTS = (
 """Addresses; weights of all layers lie one after the other. Those of biases, norms and sinks that a model has not are
 0: q_norm, k_norm and sinks of heads, attention_norm and mlp_norm of what is added to the residual stream. Of qkv, o,
 gate_up, down, router and head it is that of a `MATRIX` for each layer, of layer_forms that of a `LAYER_FORM`."""
-LAYER_FORM = np.dtype([(name, np.int64) for name in ("rotary", "window", "experts")])
-"""The address of a layer's rotary table; how many positions its rows see, 0: all; and the address of the matrices of
-its experts, 0: it has none. Of a layer that has, gate_up and down are those of the expert that computes every row."""
+LAYER_FORM = np.dtype([(name, np.int64) for name in ("rotary", "reach", "experts", "head_norms", "temperature")])
+"""The address of a layer's rotary table; which positions its rows see, see `AttentionForm.reach`; the address of the
+matrices of its experts, 0: it has none; whether queries and keys are normalised by head; and the address of float32
+factors of queries by position, 0: there are none. Of a layer with experts, gate_up and down are those of the expert
+that computes every row."""
 BUFFERS = ("x", "branch", "normed", "qkv_out", "attended", "gate_up_out", "activated", "scratch", "board")
 """Addresses of float32 [rows, stride] buffers, of each thread's slots and weights, and of the phases' counters. branch
 is what attention or feed-forward layer add to x, where it is not added at once."""
@@ -158,17 +160,22 @@ def _linear(
 def _place_row(a: Any, layer: int, row: int) -> None:
     """Normalise and rotate a row's queries and keys, and write keys and values to its slot."""
     size = a.head_dim * 4
-    table = _form_at(a.layer_forms + layer * _FORM_BYTES).rotary + pointer_i32(a.positions)[row] * size
+    form, position = _form_at(a.layer_forms + layer * _FORM_BYTES), pointer_i32(a.positions)[row]
+    table = form.rotary + position * size
     slot = pointer_i32(a.write_slots)[row]
     q = a.qkv_out + row * a.qkv_stride * 4
     k = q + a.heads * size
     v = k + a.kv_heads * size
     for head in range(a.heads):
-        if a.q_norm != 0:
+        if form.head_norms:
             rms_norm_row(q + head * size, a.q_norm + layer * size, a.head_dim, a.eps, q + head * size)
         rotate_head(q + head * size, table, a.head_dim, q + head * size)
+        if form.temperature != 0:
+            query, factor = pointer_f32(q + head * size), pointer_f32(form.temperature)[position]
+            for i in range(a.head_dim):
+                query[i] *= factor
     for head in range(a.kv_heads):
-        if a.k_norm != 0:
+        if form.head_norms:
             rms_norm_row(k + head * size, a.k_norm + layer * size, a.head_dim, a.eps, k + head * size)
         place = (layer * a.kv_heads + head) * a.num_slots + slot
         if a.coded:
@@ -199,14 +206,14 @@ def _attention(a: Any, phase: int, layer: int, scratch: int) -> None:
     """A task is one head of one row. `scratch`: int32 slots, then float32 weights, slots_room of each."""
     tasks = a.rows * a.heads
     size = a.head_dim * 4
-    window = _form_at(a.layer_forms + layer * _FORM_BYTES).window
+    reach = _form_at(a.layer_forms + layer * _FORM_BYTES).reach
     task = claim(a.board, phase)
     while task < tasks:
         row, head = task // a.heads, task % a.heads
         line = a.page_table + pointer_i32(a.page_lines)[row] * a.pages * 4
         path = a.ancestor_slots + row * a.ancestor_width * 4
         prefix, ancestors = pointer_i32(a.prefix_lengths)[row], pointer_i32(a.num_ancestors)[row]
-        count = list_slots(line, a.page_size, prefix, path, ancestors, window, scratch)
+        count = list_slots(line, a.page_size, prefix, path, ancestors, reach, scratch)
         store = (layer * a.kv_heads + head // (a.heads // a.kv_heads)) * a.num_slots
         query = a.qkv_out + (row * a.qkv_stride + head * a.head_dim) * 4
         out = a.attended + (row * a.heads + head) * size

@@ -69,7 +69,9 @@ def _router(config: ModelConfig, weights: Mapping[str, Weight], layer: int) -> l
     """What gives the scores of the experts, and behind them that of the shared one."""
     if not config.has_experts(layer):
         return []
-    return _named(weights, layer, [ROUTER, SHARED_GATE] if config.intermediate_of(layer) else [ROUTER], "weight")
+    experts = config.form.experts
+    assert experts is not None
+    return _named(weights, layer, [ROUTER, SHARED_GATE] if experts.weighs_shared else [ROUTER], "weight")
 
 
 def _named(weights: Mapping[str, Weight], layer: int, modules: Sequence[str], kind: str) -> list[Weight]:

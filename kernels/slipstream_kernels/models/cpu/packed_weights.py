@@ -19,6 +19,7 @@ from slipstream_kernels.ops.linear import padded
 from slipstream_kernels.ops.quantised.packing import PackedWeight
 from slipstream_kernels.ops.quantised_linear import ROOM_BYTES
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight
+from slipstream_kernels.ops.query_temperature import QueryTemperature
 from slipstream_kernels.ops.rope import Rope
 
 
@@ -89,17 +90,20 @@ def pack_weights(config: ModelConfig, weights: Mapping[str, Weight], scored: tor
             arrays[name] = np.pad(bias, ((0, 0), (0, padded(bias.shape[1]) - bias.shape[1])))
     if form.head_norms:
         arrays |= {name: vectors(f"self_attn.{name}.weight") for name in ("q_norm", "k_norm")}
+    elif form.unit_norms:
+        arrays |= dict.fromkeys(("q_norm", "k_norm"), np.ones((config.num_layers, config.head_dim), np.float32))
     if form.sinks:
         arrays["sinks"] = vectors(SINKS)
     if form.branch_norms:
         arrays["attention_norm"] = vectors("post_attention_layernorm.weight")
         arrays["mlp_norm"] = vectors("post_feedforward_layernorm.weight")
     tables = _rotary_tables(config)
-    arrays["layer_forms"] = _layer_forms(config, tables, experts.records)
+    temperatures = _temperatures(config)
+    arrays["layer_forms"] = _layer_forms(config, tables, experts.records, temperatures)
     each_kind = (*matrices.values(), experts.matrices)
     every = [packed for kind in each_kind for packed in kind if packed is not None]
     quantised = any(isinstance(packed, PackedWeight) for packed in every)
-    held = (*tables.values(), *experts.records.values(), *experts.biases)
+    held = (*tables.values(), *temperatures.values(), *experts.records.values(), *experts.biases)
     return PackedWeights(arrays, every, held, ROOM_BYTES if quantised else 0)
 
 
@@ -107,10 +111,23 @@ def _rotary_tables(config: ModelConfig) -> dict[Rope, Array]:
     return {rope: rope.table(config.max_context, config.head_dim) for rope in config.ropes}
 
 
-def _layer_forms(config: ModelConfig, tables: Mapping[Rope, Array], experts: Mapping[int, Array]) -> Array:
+def _temperatures(config: ModelConfig) -> dict[QueryTemperature, Array]:
+    """Of those that layers have."""
+    return {temperature: temperature.table(config.max_context) for temperature in config.temperatures}
+
+
+def _layer_forms(
+    config: ModelConfig,
+    tables: Mapping[Rope, Array],
+    experts: Mapping[int, Array],
+    temperatures: Mapping[QueryTemperature, Array],
+) -> Array:
     forms = np.zeros(config.num_layers, LAYER_FORM)
     for layer, form in enumerate(forms):
         form["rotary"] = tables[config.rope_of(layer)].ctypes.data
-        form["window"] = config.attention_of(layer).window
+        form["reach"] = config.attention_of(layer).reach
+        form["head_norms"] = config.normalises_heads(layer)
+        if (temperature := config.temperature_of(layer)) is not None:
+            form["temperature"] = temperatures[temperature].ctypes.data
         form["experts"] = experts[layer].ctypes.data if layer in experts else 0
     return forms

@@ -27,6 +27,7 @@ from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, sample_masked
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
 from slipstream_kernels.models.gpu.forward.row_scores import RowScorer, read_scores
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
@@ -91,10 +92,7 @@ class GpuModel:
             )
             self.kv = KVStore.empty(weights.shard, limits, device)
             self._adapters = GpuAdapters(weights.shard, limits, device) if limits.max_adapters else None
-            rotary = {
-                rope: torch.from_numpy(rope.table(limits.max_context, self.config.head_dim)).to(device)
-                for rope in self.config.ropes
-            }
+            positions = PositionTables.of(self.config, limits.max_context, device)
             words = max(self._layout(bucket).max_words for bucket in self._buckets.all())
             self._plan = torch.zeros(words, dtype=torch.int32, device=device)
             self._ops = ops = ops or ops_of_mode(mode, device, self._pool.gate_up)
@@ -102,7 +100,7 @@ class GpuModel:
             if attention == FLASHINFER:
                 self._plain = PlainAttention(weights.shard, limits, self._tables.page_table)
             self._forward = GpuForward(
-                weights, self.kv, self._tables, self._pool, rotary, ops, group, self._plain, self._adapters
+                weights, self.kv, self._tables, self._pool, positions, ops, group, self._plain, self._adapters
             )
             self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
             self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)

@@ -15,6 +15,7 @@ from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
 from slipstream_kernels.models.gpu.forward.row_scores import RowScorer
 from slipstream_kernels.models.gpu.forward.weights import weight_bytes
 from slipstream_kernels.models.gpu.graph.graph_runner import LATE_GRAPHS
@@ -133,7 +134,6 @@ def plan_memory(
     buffers = BufferPool(shard, limits, "meta", library=mode == "fast").nbytes
     # As `GpuModel` keeps them: beside the last pass's logits those of the one before it.
     kept_logits = 4 * limits.max_decode_rows * shard.config.vocab_size
-    rotary = 4 * len(shard.config.ropes) * limits.max_context * shard.config.head_dim
     plan = GpuMemoryPlan(
         num_pages=limits.num_pages,
         weights=weight_bytes(shard),
@@ -142,7 +142,8 @@ def plan_memory(
         partials=buffers["partials"] + (PlainAttention.num_bytes(shard, limits) if plain else 0),
         logits=buffers["logits"] + kept_logits + RowScorer.num_bytes(shard, limits),
         activations=buffers["activations"] + HiddenStateSender.num_bytes(limits, shard.config.hidden_size),
-        tables=RequestTables(limits, shard.config.vocab_size, "meta").nbytes + rotary,
+        tables=RequestTables(limits, shard.config.vocab_size, "meta").nbytes
+        + PositionTables.num_bytes(shard.config, limits.max_context),
         reserve=0 if on_host else _CONTEXT_BYTES + graphs * _GRAPH_BYTES,
         available=available,
         adapters=GpuAdapters(shard, limits, "meta").nbytes if limits.max_adapters else 0,

@@ -64,22 +64,26 @@ def combine_row(
 ) -> None:  # fmt: skip
     """x += weights[0] y[0] + weights[1] y[1] + .., then + sigmoid(score) shared, all added in this order.
 
-    y[i] is the row of `outputs` at places[i]; that of places[0] is overwritten. Addresses: float32 outputs, `stride`
-    floats a row, of which `size` count; int32 places and float32 weights [chosen]; float32 shared [size] and its score,
-    where `shared` is not 0; float32 x.
+    Where `weights` or `score` are 0, there are no such factors. y[i] is the row of `outputs` at places[i]; that of
+    places[0] is overwritten. Addresses: float32 outputs, `stride` floats a row, of which `size` count; int32 places and
+    float32 weights [chosen]; float32 shared [size] and its score, where `shared` is not 0; float32 x.
     """
     place, weight, target = pointer_i32(places), pointer_f32(weights), pointer_f32(x)
     at: Any = np.int64(place[0])
     total = pointer_f32(outputs + at * stride * 4)
-    for i in range(size):
-        total[i] *= weight[0]
+    if weights != 0:
+        for i in range(size):
+            total[i] *= weight[0]
     for rank in range(1, chosen):
         at = np.int64(place[rank])
-        factor, values = weight[rank], pointer_f32(outputs + at * stride * 4)
+        factor = weight[rank] if weights != 0 else np.float32(1)
+        values = pointer_f32(outputs + at * stride * 4)
         for i in range(size):
             total[i] += factor * values[i]
     if shared != 0:
-        share = np.float32(1) / (np.float32(1) + exp(-pointer_f32(score)[0]))
+        share = np.float32(1)
+        if score != 0:
+            share = np.float32(1) / (np.float32(1) + exp(-pointer_f32(score)[0]))
         values = pointer_f32(shared)
         for i in range(size):
             total[i] += share * values[i]
@@ -93,27 +97,28 @@ def _combine(
 ) -> None:  # fmt: skip
     for row in range(rows):
         combine_row(
-            outputs, size, places + row * chosen * 4, weights + row * chosen * 4, chosen,
-            shared + row * size * 4 if shared != 0 else 0, scores + row * 4, size, x + row * size * 4,
+            outputs, size, places + row * chosen * 4, weights + row * chosen * 4 if weights != 0 else 0, chosen,
+            shared + row * size * 4 if shared != 0 else 0, scores + row * 4 if scores != 0 else 0, size,
+            x + row * size * 4,
         )  # fmt: skip
 
 
 def combine(
     outputs: npt.NDArray[np.float32],
     places: npt.NDArray[np.int32],
-    weights: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.float32] | None,
     x: npt.NDArray[np.float32],
     shared: npt.NDArray[np.float32] | None = None,
     scores: npt.NDArray[np.float32] | None = None,
 ) -> None:
     """Add to x [rows, size] what its experts say: `combine_row` of each row; all arrays are C-contiguous.
 
-    float32 outputs [pairs, size], which are overwritten; places, weights [rows, chosen]; of the shared expert float32
-    [rows, size] and scores [rows].
+    float32 outputs [pairs, size], which are overwritten; places, weights [rows, chosen], None: of 1; of the shared
+    expert float32 [rows, size] and scores [rows], None: it is added as it is.
     """
     rows, chosen = places.shape
     _combine(
-        outputs.ctypes.data, places.ctypes.data, weights.ctypes.data, chosen,
+        outputs.ctypes.data, places.ctypes.data, 0 if weights is None else weights.ctypes.data, chosen,
         0 if shared is None else shared.ctypes.data, 0 if scores is None else scores.ctypes.data,
         rows, x.shape[1], x.ctypes.data,
     )  # fmt: skip
@@ -122,13 +127,14 @@ def combine(
 def combine_reference(
     outputs: torch.Tensor,
     places: torch.Tensor,
-    weights: torch.Tensor,
+    weights: torch.Tensor | None,
     x: torch.Tensor,
     shared: torch.Tensor | None = None,
     scores: torch.Tensor | None = None,
 ) -> None:
     """The same in torch."""
-    total = (outputs[places.long()] * weights[:, :, None]).sum(1)
-    if shared is not None and scores is not None:
-        total += scores.sigmoid()[:, None] * shared
+    said = outputs[places.long()]
+    total = (said if weights is None else said * weights[:, :, None]).sum(1)
+    if shared is not None:
+        total += shared if scores is None else scores.sigmoid()[:, None] * shared
     x += total

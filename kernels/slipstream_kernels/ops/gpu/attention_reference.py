@@ -31,7 +31,7 @@ def attend(
     """
     heads, head_dim = query.shape
     grouped = query.double().view(len(keys), -1, head_dim)
-    slots = slots[-form.window :]
+    slots = slots[form.first_seen(len(slots) - 1) :]
     scores = grouped @ rows_at(keys, slots).double().transpose(1, 2)
     scores = scores * form.scale if form.scale else scores / math.sqrt(head_dim)
     scores = form.cap * torch.tanh(scores / form.cap) if form.cap else scores

@@ -124,25 +124,31 @@ def block_products(query: tl.tensor, key: tl.tensor, CAP: tl.constexpr = 0.0) ->
 
 
 @triton.jit
-def block_peak(products: tl.tensor, SCALE: tl.constexpr, WINDOW: tl.constexpr = 0) -> tl.tensor:
-    """float32 [columns]: peak of a block whose products are [columns, BLOCK]; where WINDOW all may be masked."""
+def block_peak(products: tl.tensor, SCALE: tl.constexpr, REACH: tl.constexpr = 0) -> tl.tensor:
+    """float32 [columns]: peak of a block whose products are [columns, BLOCK]; where REACH all may be masked."""
     peak = tl.ceil(tl.max(products, 1) * SCALE)
-    return tl.maximum(peak, NO_PEAK) if WINDOW else peak
+    return tl.maximum(peak, NO_PEAK) if REACH else peak
 
 
 @triton.jit
-def window_start(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+def first_seen(position: tl.tensor, REACH: tl.constexpr) -> tl.tensor:
+    """First position, or one below 0, that a row at `position` sees; REACH as of `AttentionForm`, not 0."""
+    return position + 1 - REACH if REACH > 0 else position // -REACH * -REACH
+
+
+@triton.jit
+def window_start(position: tl.tensor, REACH: tl.constexpr) -> tl.tensor:
     """First position of the block that holds the first one which a row at `position` sees."""
-    return tl.maximum(position + 1 - WINDOW, 0) // _BLOCK * _BLOCK
+    return tl.maximum(first_seen(position, REACH), 0) // _BLOCK * _BLOCK
 
 
 @triton.jit
-def within(products: tl.tensor, position: tl.tensor, own: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+def within(products: tl.tensor, position: tl.tensor, own: tl.tensor, REACH: tl.constexpr) -> tl.tensor:
     """products [columns, BLOCK], -inf where a column at position `own` does not see `position`.
 
     A block that a column sees nothing of leaves its state as it is: which blocks a program reads changes no bit.
     """
-    return tl.where(position[None, :] > own[:, None] - WINDOW, products, float("-inf"))
+    return tl.where(position[None, :] >= first_seen(own, REACH)[:, None], products, float("-inf"))
 
 
 @triton.jit

@@ -68,7 +68,7 @@ def _prefill_attention(
     PAGE_SIZE: tl.constexpr,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
@@ -94,8 +94,8 @@ def _prefill_attention(
     last = first_position + rows - 1
     own = first_position + tl.arange(0, COLUMNS) // GROUP
     begin = 0
-    if WINDOW:
-        begin = window_start(first_position, WINDOW)
+    if REACH:
+        begin = window_start(first_position, REACH)
     for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
         position = start + tl.arange(0, _BLOCK)
         # Positions behind the tile's last are read as that one: no weight is given to them.
@@ -103,13 +103,13 @@ def _prefill_attention(
         key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
         value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
         products = block_products(query, key, CAP)
-        if WINDOW:
-            products = within(products, position, own, WINDOW)
+        if REACH:
+            products = within(products, position, own, REACH)
         # The branch needs the products, so that the last block's values are still being summed while they are computed.
         if is_split_bound(start) | (start == full):
             total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
             products = tl.where(position[None, :] <= own[:, None], products, float("-inf"))
-            m, l, o = block_peak(products, SCALE, WINDOW), tl.zeros_like(l), tl.zeros_like(o)
+            m, l, o = block_peak(products, SCALE, REACH), tl.zeros_like(l), tl.zeros_like(o)
         else:
             m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
         l, o = add_block(m, l, o, products, value, SCALE)
@@ -119,7 +119,7 @@ def _prefill_attention(
         total_l, total_o = add_sink(total_m, total_l, total_o, sinks, head, used)
     first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * HEAD_DIM
     elements = offset[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    if WINDOW:
+    if REACH:
         total_l = tl.where(used, total_l, 1.0)
     result = rounded(total_o / total_l[:, None], tl.bfloat16)
     tl.store(out + first + elements, result, mask=used[:, None])
@@ -192,7 +192,7 @@ def prefill_attention(
         PAGE_SIZE=page_size,
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
-        WINDOW=form.window,
+        REACH=form.reach,
         SINKS=form.sinks,
         STAGES=stages_of(stages, head_dim),
         warps=warps_of(columns),

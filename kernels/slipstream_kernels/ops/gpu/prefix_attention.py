@@ -104,7 +104,7 @@ def _prefix_attention(
     SEGMENTS: tl.constexpr,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     """Works off items and KV heads, a program every num_programs-th.
@@ -125,8 +125,8 @@ def _prefix_attention(
         query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
         m, l, o = empty_state(COLUMNS, HEAD_DIM)
         begin, stop = start_of_split(split), tl.minimum(start_of_split(split + 1), start_of_own_block(length))
-        if WINDOW:
-            begin = tl.maximum(begin, window_start(length - 1, WINDOW))
+        if REACH:
+            begin = tl.maximum(begin, window_start(length - 1, REACH))
             row_of = first_row + tl.arange(0, COLUMNS) // GROUP
             own = length - 1 + tl.load(depths + row_of, mask=used, other=0)
             used = used & (begin < stop)
@@ -136,8 +136,8 @@ def _prefix_attention(
             key = load_rows(keys + head_offset, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
             value = load_rows(values + head_offset, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
             products = block_products(query, key, CAP)
-            if WINDOW:
-                products = within(products, position, own, WINDOW)
+            if REACH:
+                products = within(products, position, own, REACH)
             m, l, o = absorb_block(m, l, o, products, value, SCALE)
         first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * splits_stride + split
         column = offset * splits_stride
@@ -166,8 +166,8 @@ def prefix_attention(
 ) -> None:
     """Write the states of the splits below the block where each segment's prefix ends, the last perhaps in part.
 
-    Where `form` has a window, splits that the prefix's last position does not see are not written; int32 `depths`
-    [rows] as of `tail_attention` say what the other rows see.
+    Where `form` has a window or chunks, splits that the prefix's last position does not see are not written; int32
+    `depths` [rows] as of `tail_attention` say what the other rows see.
 
     bfloat16 q [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer; int32 page_table
     [lines, pages]. int32 segments [S, 4]: first row, number of rows (0 for padding), line, prefix length; a segment
@@ -181,7 +181,7 @@ def prefix_attention(
     check_layout(q, keys, values, page_table)
     k, v = pointers_of(keys), pointers_of(values)
     assert partials.l.shape[:2] == (rows, heads)
-    assert depths is not None or not form.window
+    assert depths is not None or not form.reach
     launch(
         _prefix_attention,
         (programs,),
@@ -209,7 +209,7 @@ def prefix_attention(
         SEGMENTS=max(triton.next_power_of_2(len(segments)), 2),
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
-        WINDOW=form.window,
+        REACH=form.reach,
         STAGES=stages_of(stages, head_dim),
         warps=warps_of(columns),
     )
@@ -245,9 +245,10 @@ def prefix_attention_reference(
             products = torch.einsum("rkgd,kpd->rkgp", query, rows_at(keys, slots).double())
             products = torch.tanh(products * cap_scale(head_dim, form)) if form.cap else products
             scores = products * score_scale(head_dim, form)
-            if form.window:
+            if form.reach:
                 assert depths is not None
-                first_seen = prefix_length + depths[first : first + rows] - form.window
+                own = prefix_length - 1 + depths[first : first + rows]
+                first_seen = torch.tensor([form.first_seen(each) for each in own.tolist()], device=q.device)
                 position = torch.arange(begin, min(end, full), device=q.device)
                 scores.masked_fill_((position < first_seen[:, None])[:, None, None], -torch.inf)
             peak = scores.amax(-1).ceil().clamp(min=NO_PEAK.value)

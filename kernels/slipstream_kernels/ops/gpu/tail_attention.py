@@ -22,6 +22,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     cap_scale,
     check_layout,
     empty_state,
+    first_seen,
     fold,
     load_rows,
     path_slots,
@@ -135,7 +136,7 @@ def _tail_attention(
     PAGE_SIZE: tl.constexpr,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     SINKS: tl.constexpr,
 ) -> None:
     """One row's heads of one KV head a program.
@@ -168,8 +169,8 @@ def _tail_attention(
     key = load_rows(keys, slots, HEAD_DIM, position < end, True, scales=key_scales, first_scale=first_scale)
     value = load_rows(values, slots, HEAD_DIM, position < end, True, scales=value_scales, first_scale=first_scale)
     products = tl.where((position < end)[None, :], block_products(query, key, CAP), float("-inf"))
-    if WINDOW:
-        products = tl.where((position >= end - WINDOW)[None, :], products, float("-inf"))
+    if REACH:
+        products = tl.where((position >= first_seen(end - 1, REACH))[None, :], products, float("-inf"))
     m, l, o = empty_state(_COLUMNS, HEAD_DIM)
     m, l, o = absorb_block(m, l, o, products, value, SCALE)
     own_m, own_l, own_o = _distinct(m, l, o, HEADS, HEAD_DIM)
@@ -181,8 +182,8 @@ def _tail_attention(
     split = splits_below(begin)
     stored = begin > start_of_split(split)
     first_split = 0
-    if WINDOW:
-        low = window_start(prefix_length - 1, WINDOW)
+    if REACH:
+        low = window_start(prefix_length - 1, REACH)
         first_split = splits_below(low)
         stored = begin > tl.maximum(start_of_split(split), low)
     crossed = own_begin > begin
@@ -202,8 +203,8 @@ def _tail_attention(
         key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
         value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
         products = block_products(query, key, CAP)
-        if WINDOW:
-            products = tl.where((position >= end - WINDOW)[None, :], products, float("-inf"))
+        if REACH:
+            products = tl.where((position >= first_seen(end - 1, REACH))[None, :], products, float("-inf"))
         m, l, o = absorb_block(m, l, o, products, value, SCALE)
         last_m, last_l, last_o = _distinct(m, l, o, HEADS, HEAD_DIM)
         total_m, total_l, total_o = fold(total_m, total_l, total_o, last_m, last_l, last_o)
@@ -283,7 +284,7 @@ def tail_attention(
         PAGE_SIZE=page_size,
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
-        WINDOW=form.window,
+        REACH=form.reach,
         SINKS=form.sinks,
         warps=warps_of(_COLUMNS.value),
     )

@@ -71,7 +71,7 @@ def _absorb_for_some(
     taking: tl.tensor,
     fresh: tl.tensor,
     SCALE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """State and fold of splits after one more block of the columns that are `taking` it; the others keep theirs.
 
@@ -83,7 +83,7 @@ def _absorb_for_some(
     total_l = tl.where(begins, folded_l, total_l)
     total_o = tl.where(begins[:, None], folded_o, total_o)
     products = tl.where(taking[:, None], products, float("-inf"))
-    peak = tl.where(taking, block_peak(products, SCALE, WINDOW), m)
+    peak = tl.where(taking, block_peak(products, SCALE, REACH), m)
     higher = tl.where(begins, peak, tl.maximum(m, peak))
     shrink = tl.where(begins, 0.0, power_of_two(tl.minimum(m - higher, 0.0)))
     next_l, next_o = add_block(higher, l * shrink, o * shrink[:, None], products, value, SCALE)
@@ -117,7 +117,7 @@ def _tree_attention(
     PAGE_SIZE: tl.constexpr,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
-    WINDOW: tl.constexpr,
+    REACH: tl.constexpr,
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
@@ -142,8 +142,8 @@ def _tree_attention(
     row_of = first_row + tl.arange(0, COLUMNS) // GROUP
     begin = start_of_own_block(prefix_length)
     low = 0
-    if WINDOW:
-        low = window_start(prefix_length - 1, WINDOW)
+    if REACH:
+        low = window_start(prefix_length - 1, REACH)
         own = prefix_length - 1 + tl.load(depths + row_of, mask=used, other=0)
     for start in tl.range(low, begin, _BLOCK, num_stages=STAGES):
         position = start + tl.arange(0, _BLOCK)
@@ -151,12 +151,12 @@ def _tree_attention(
         key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
         value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
         products = block_products(query, key, CAP)
-        if WINDOW:
-            products = within(products, position, own, WINDOW)
+        if REACH:
+            products = within(products, position, own, REACH)
         # The branch needs the products, so that the last block's values are still being summed while they are computed.
         if is_split_bound(start):
             total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-            m, l, o = block_peak(products, SCALE, WINDOW), tl.zeros_like(l), tl.zeros_like(o)
+            m, l, o = block_peak(products, SCALE, REACH), tl.zeros_like(l), tl.zeros_like(o)
         else:
             m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
         l, o = add_block(m, l, o, products, value, SCALE)
@@ -177,10 +177,10 @@ def _tree_attention(
                 load_rows(values, slots, HEAD_DIM, position < leaf_end, scales=value_scales, first_scale=first_scale)
             )
             products = tl.where(position[None, :] < end[:, None], block_products(query, key, CAP), float("-inf"))
-            if WINDOW:
-                products = within(products, position, own, WINDOW)
+            if REACH:
+                products = within(products, position, own, REACH)
             m, l, o, total_m, total_l, total_o = _absorb_for_some(
-                m, l, o, total_m, total_l, total_o, products, value, taking, fresh, SCALE, WINDOW
+                m, l, o, total_m, total_l, total_o, products, value, taking, fresh, SCALE, REACH
             )
             if leaf_end > begin + _BLOCK:
                 position += _BLOCK
@@ -192,10 +192,10 @@ def _tree_attention(
                     )
                 )
                 products = tl.where(position[None, :] < end[:, None], block_products(query, key, CAP), float("-inf"))
-                if WINDOW:
-                    products = within(products, position, own, WINDOW)
+                if REACH:
+                    products = within(products, position, own, REACH)
                 m, l, o, total_m, total_l, total_o = _absorb_for_some(
-                    m, l, o, total_m, total_l, total_o, products, value, taking & crossed, crossed, SCALE, WINDOW
+                    m, l, o, total_m, total_l, total_o, products, value, taking & crossed, crossed, SCALE, REACH
                 )
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     if SINKS:
@@ -269,7 +269,7 @@ def tree_attention(
         PAGE_SIZE=page_size,
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
-        WINDOW=form.window,
+        REACH=form.reach,
         SINKS=form.sinks,
         STAGES=stages_of(stages, head_dim),
         warps=warps_of(columns),

@@ -238,7 +238,10 @@ def test_missing_folder(tmp_path: Path) -> None:
         ({"rope_theta": 1e-300}, "rope_theta is 1e-300, must be from 1 to"),
         ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"rope_parameters": [1]}, r"rope_parameters is \[1\], must be an object"),
-        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "must be below high_freq_factor"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 5.0}},
+            "must not be above high_freq_factor",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": float("nan")}}, "factor is nan"),
         ({"eos_token_id": 512}, "eos_token_id is 512, the vocabulary has ids from 0 to 511"),
         ({"eos_token_id": [3, -1]}, "must be a token id or a list of token ids"),

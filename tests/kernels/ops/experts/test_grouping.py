@@ -41,3 +41,16 @@ def test_sums_match_float64(is_shared: bool) -> None:
     combine_reference(*arguments, expected, *(torch.tensor(each).double() for each in more))
     combine(outputs, places, weights, x, *more)
     np.testing.assert_allclose(x, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_all_may_be_added_as_it_is(is_shared: bool) -> None:
+    rng = np.random.default_rng(0)
+    outputs, x, shared = (rng.normal(size=(rows, 40)).astype(np.float32) for rows in (27, 9, 9))
+    places = rng.permutation(27).astype(np.int32).reshape(9, 3)
+    more = (shared,) if is_shared else ()
+    expected = torch.tensor(x).double()
+    doubles = (torch.tensor(each).double() for each in more)
+    combine_reference(torch.tensor(outputs).double(), torch.tensor(places), None, expected, *doubles)
+    combine(outputs, places, None, x, *more)
+    np.testing.assert_allclose(x, expected.numpy(), rtol=1e-5, atol=1e-6)

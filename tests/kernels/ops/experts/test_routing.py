@@ -25,6 +25,24 @@ def test_matches_torch(experts: int, chosen: int, normalised: bool) -> None:
     assert not normalised or np.allclose(weights.sum(1), 1)
 
 
+@pytest.mark.parametrize(("experts", "chosen"), [(16, 1), (8, 3)])
+def test_weights_may_be_sigmoids(experts: int, chosen: int) -> None:
+    scores = scores_of(40, experts)
+    scores[3, 1], scores[4, 1] = 200, -200
+    ids, weights = route(scores, experts, chosen, normalised=False, sigmoid=True)
+    twin = route_reference(torch.tensor(scores).double(), experts, chosen, normalised=False, sigmoid=True)
+    assert np.array_equal(ids, twin[0].numpy())
+    np.testing.assert_allclose(weights, twin[1].numpy(), rtol=1e-6)
+    scores[0, 2], scores[1, 2] = np.nan, np.inf
+    for found in (route(scores, experts, chosen, normalised=False, sigmoid=True)[1], twin_weights(scores, chosen)):
+        assert np.isnan(found[:2]).all() and not np.isnan(found[2:]).any()
+
+
+def twin_weights(scores: np.ndarray, chosen: int) -> np.ndarray:
+    experts = scores.shape[1] - 3
+    return route_reference(torch.tensor(scores), experts, chosen, normalised=False, sigmoid=True)[1].numpy()
+
+
 def test_of_equal_scores_the_lower_ids_are_chosen() -> None:
     ids, weights = route(np.array([[1, 3, 2, 3, 3, 2]], np.float32), 6, 4, normalised=True)
     assert ids.tolist() == [[1, 2, 3, 4]]

@@ -15,8 +15,8 @@ from triton.compiler import ASTSource
 from slipstream_kernels.ops.gpu.{module} import {kernel} as kernel
 
 constants = dict(
-    KV_HEADS=2, GROUP=4, HEAD_DIM=64, COLUMNS=64, PAGE_SIZE=16, SCALE=0.1, CAP=0.0, WINDOW=0, SINKS=False, STAGES=3,
-    SEGMENTS=2, PATH=64, HEADS=4, HALF=32, NORMALISED=False, FIXED=False,
+    KV_HEADS=2, GROUP=4, HEAD_DIM=64, COLUMNS=64, PAGE_SIZE=16, SCALE=0.1, CAP=0.0, REACH={reach}, SINKS=False,
+    STAGES=3, SEGMENTS=2, PATH=64, HEADS=4, HALF=32, NORMALISED=False, FIXED=False,
 )
 states = "m_out", "l_out", "o_out", "m_in", "l_in", "o_in"
 floats = dict.fromkeys((*states, "table", "key_scales", "value_scales"), "*fp32")
@@ -36,12 +36,57 @@ for rows in ("*bf16", "*u8"):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "decodes"), [("prefix_attention", True), ("tail_attention", True), ("rotary._rotary_write", False)]
+    ("kernel", "reach", "decodes"),
+    [
+        ("prefix_attention", 0, True),
+        ("tail_attention", -8192, True),
+        ("rotary._rotary_write", 0, False),
+    ],
 )
-def test_kernels_compile_for_rows_of_both_kinds(kernel: str, decodes: bool) -> None:
+def test_kernels_compile_for_rows_of_both_kinds(kernel: str, reach: int, decodes: bool) -> None:
+    """With all positions in reach, and those of a chunk."""
     module, _, name = kernel.partition(".")
-    code = CODE.format(module=module, kernel=name or f"_{module}")
+    code = CODE.format(module=module, kernel=name or f"_{module}", reach=reach)
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == ["*bf16", "False", "*u8", str(decodes)], done.stderr[-2000:]
+
+
+MIXTURE = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from slipstream_kernels.ops.gpu.experts.combine_experts import _combine
+from slipstream_kernels.ops.gpu.experts.expert_linear import _expert_linear
+from slipstream_kernels.ops.gpu.experts.route_experts import _route
+from slipstream_kernels.ops.gpu.scale_queries import _scale_queries
+
+halves = dict.fromkeys(("x", "weight", "bias", "q"), "*bf16")
+floats = dict.fromkeys(("scores", "weights", "outputs", "shared", "residual", "factors", "scales", "zeros"), "*fp32")
+words = dict.fromkeys(("ids", "slots", "order", "blocks", "positions"), "*i32")
+types = halves | floats | words | {"out": "*bf16"}
+constants = dict(
+    CHOSEN=1, NORMALISED=False, SIGMOID=True, SLOTS=True, BLOCK=16, WEIGHED=False, SHARED=True, RESIDUAL=True,
+    WEIGHT_ROWS=64, TOKENS=16, DEPTH=64, PRODUCTS=2, EVEN=True, GROUPED=True, BIAS=False, FACTORS=True, LIMIT=0.0,
+    WORDS=3, NUMBER="", PER_BYTE=1, GROUP=0, ZERO=0.0, ZEROS=False,
+)
+for kernel in (_combine, _route, _scale_queries, _expert_linear):
+    for number in ("", "e4m3") if kernel is _expert_linear else ("",):
+        own = constants | {"NUMBER": number}
+        names = kernel.arg_names
+        of = types | ({"outputs": "i32"} if kernel is _expert_linear else {}) | ({"weight": "*u8"} if number else {})
+        signature = {name: "constexpr" if name in own else of.get(name, "i32") for name in names}
+        chosen = {(names.index(name),): value for name, value in own.items() if name in names}
+        target = GPUTarget("cuda", 90, 32)
+        compile(ASTSource(kernel, signature, chosen), target=target, options={"enable_fp_fusion": False})
+        print(kernel.__name__, number)
+"""
+
+
+def test_a_mixture_of_weighed_inputs_compiles() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", MIXTURE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    expected = ["_combine", "_route", "_scale_queries", "_expert_linear", "_expert_linear", "e4m3"]
+    assert done.stdout.split() == expected, done.stderr[-2000:]

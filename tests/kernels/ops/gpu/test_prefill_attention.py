@@ -38,9 +38,17 @@ def test_any_group_of_heads(device, kv_heads, group):
 
 
 @pytest.mark.parametrize(
-    "form", [AttentionForm(window=1), AttentionForm(window=70, cap=2.0, sinks=True), AttentionForm(scale=0.05, cap=1.0)]
+    "form",
+    [
+        AttentionForm(window=1),
+        AttentionForm(window=70, cap=2.0, sinks=True),
+        AttentionForm(scale=0.05, cap=1.0),
+        AttentionForm(chunk=1),
+        AttentionForm(chunk=37, sinks=True),
+        AttentionForm(chunk=128),
+    ],
 )
-def test_windows_scales_and_bounds(device, form):
+def test_windows_scales_bounds_and_chunks(device, form):
     check([(60, 66), (127, 140), (250, 258)], device=device, form=form)
 
 

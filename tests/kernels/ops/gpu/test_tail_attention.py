@@ -45,11 +45,18 @@ def test_decode_rows(device, page_size):
 
 @pytest.mark.parametrize(
     "form",
-    [AttentionForm(window=1), AttentionForm(window=70, cap=2.0, sinks=True), AttentionForm(scale=0.05, cap=1.0)],
+    [
+        AttentionForm(window=1),
+        AttentionForm(window=70, cap=2.0, sinks=True),
+        AttentionForm(scale=0.05, cap=1.0),
+        AttentionForm(chunk=1),
+        AttentionForm(chunk=37, sinks=True),
+        AttentionForm(chunk=128),
+    ],
 )
-def test_windows_scales_and_bounds(device, form):
-    """A node's window bounds its ancestors and its prefix; states of splits below it hold nothing and are not read."""
-    rng = np.random.default_rng(form.window)
+def test_windows_scales_bounds_and_chunks(device, form):
+    """A node's window or chunk bounds its ancestors and its prefix; splits below it hold nothing and are not read."""
+    rng = np.random.default_rng(abs(form.reach))
     scene = new_scene(device=device, form=form)
     for context in (1, 129):
         scene.decode(sequence(rng, context))

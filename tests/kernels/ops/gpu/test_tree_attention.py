@@ -48,11 +48,18 @@ def test_roots_alone(device, page_size):
 
 @pytest.mark.parametrize(
     "form",
-    [AttentionForm(window=1), AttentionForm(window=70, cap=2.0, sinks=True), AttentionForm(scale=0.05, cap=1.0)],
+    [
+        AttentionForm(window=1),
+        AttentionForm(window=70, cap=2.0, sinks=True),
+        AttentionForm(scale=0.05, cap=1.0),
+        AttentionForm(chunk=1),
+        AttentionForm(chunk=37, sinks=True),
+        AttentionForm(chunk=128),
+    ],
 )
-def test_windows_scales_and_bounds(device, form):
+def test_windows_scales_bounds_and_chunks(device, form):
     """Rows of a tile see different parts of its blocks, some of them nothing of a block that others need."""
-    rng = np.random.default_rng(form.window)
+    rng = np.random.default_rng(abs(form.reach))
     scene = new_scene(device=device, form=form)
     scene.tree(sequence(rng, 253), [-1, 0, 1, 2, 3, 0, 5], sequence(rng, 7))
     scene.decode(sequence(rng, 129))

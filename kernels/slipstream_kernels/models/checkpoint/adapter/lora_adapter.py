@@ -14,6 +14,7 @@ from slipstream_kernels.models.checkpoint.adapter.adapter_config import MOST_RAN
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, shown
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tensor_names import computed, stored_shapes
+from slipstream_kernels.models.checkpoint.text_part import text_prefix
 from slipstream_kernels.models.checkpoint.weight_file import FLOATS, WeightFile, open_weights
 from slipstream_kernels.ops.lora.lora_weight import LoraWeight
 
@@ -40,7 +41,7 @@ def adaptable_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """[outputs, inputs] of a model's projections by their names in its folder."""
     modules = {}
     for name, shape in stored_shapes(config):
-        parts = name.split(".")
+        parts = name.removeprefix(text_prefix(config.family)).split(".")
         if len(parts) == _PROJECTION_PARTS and name.endswith("_proj.weight"):
             modules[name.removesuffix(".weight")] = (shape[0], shape[1])
     return modules

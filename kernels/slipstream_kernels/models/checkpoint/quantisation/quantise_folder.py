@@ -13,8 +13,9 @@ from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, 
 from slipstream_kernels.models.checkpoint.expert_names import is_router
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
-from slipstream_kernels.models.checkpoint.quantisation.scheme import HEAD_MODULE
-from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING
+from slipstream_kernels.models.checkpoint.tensor_names import stored_name
+from slipstream_kernels.models.checkpoint.text_part import OTHER_PREFIXES, has_other_parts
+from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
 from slipstream_kernels.models.checkpoint.weight_file import open_weights
 from slipstream_kernels.models.checkpoint.weight_loader import check_headers, stored_shapes, weight_files
 from slipstream_kernels.progress import ProgressBar
@@ -33,11 +34,8 @@ def quantise_folder(folder: Path, out: Path, form: RoundedFormat) -> str:
     if config.fused_experts:
         raise CheckpointError(f"{folder}: the experts of a layer are one tensor; supported is one for each module")
     check_headers(folder, config)
-    linear = {
-        name: shape
-        for name, shape in stored_shapes(config)
-        if len(shape) == 2 and name not in (EMBEDDING, HEAD_MODULE + _WEIGHT)
-    }
+    embedding, head = stored_name(config, EMBEDDING), stored_name(config, HEAD)
+    linear = {name: shape for name, shape in stored_shapes(config) if len(shape) == 2 and name not in (embedding, head)}
     routers = {name for name in linear if is_router(name)}
     rounded = {name for name, shape in linear.items() if form.takes(shape)} - routers
     if not rounded:
@@ -48,7 +46,8 @@ def quantise_folder(folder: Path, out: Path, form: RoundedFormat) -> str:
         before, after = _write(folder, made, form, rounded)
         left = sorted(name.removesuffix(_WEIGHT) for name in linear.keys() - rounded - routers)
         kept = sorted(name.removesuffix(_WEIGHT) for name in routers)
-        _write_config(folder, made, form, [HEAD_MODULE, *kept, *left])
+        others = [f"re:{each}" for each in OTHER_PREFIXES if has_other_parts(config.family)]
+        _write_config(folder, made, form, [head.removesuffix(_WEIGHT), *kept, *left, *others])
         made.replace(out)
     told = f"; left as they are, as their inputs are no multiple of {form.group}: {', '.join(left)}" if left else ""
     sizes = f"{before / 2**20:.1f} MiB of tensors became {after / 2**20:.1f} MiB"

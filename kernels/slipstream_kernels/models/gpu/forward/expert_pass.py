@@ -30,11 +30,14 @@ def queue_experts(
     without one, float32 [rows, hidden], a rank's part. down_bias: the weights', or None on ranks that do not add it.
     """
     ops.linear(x, weights.router, b.scores, bias=weights.router_bias)
-    ops.route_experts(b.scores, slots, b.ids, b.weights, experts=form.count, normalised=form.normalised)
+    weighed = not form.weighs_inputs
+    kind = {"normalised": form.normalised, "sigmoid": form.weighs_inputs}
+    ops.route_experts(b.scores, slots, b.ids, b.weights, experts=form.count, **kind)
     if b.groups is not None:
         ops.group_rows(b.ids, b.groups, experts=form.count)
-    gate = {"gated": True, "limit": form.limit, "bias": weights.gate_up_bias}
+    factors = None if weighed else b.weights
+    gate = {"gated": True, "limit": form.limit, "bias": weights.gate_up_bias, "factors": factors}
     ops.expert_linear(x, weights.gate_up, b.activated, b.ids, b.groups, **gate)
     ops.expert_linear(b.activated, weights.down, b.outputs, b.ids, b.groups, bias=down_bias)
-    scores = None if shared is None else b.scores[:, form.count]
-    ops.combine_experts(b.outputs, b.weights, out, shared=shared, scores=scores, residual=residual)
+    scores = b.scores[:, form.count] if form.weighs_shared else None
+    ops.combine_experts(b.outputs, b.weights, out, shared=shared, scores=scores, residual=residual, weighed=weighed)

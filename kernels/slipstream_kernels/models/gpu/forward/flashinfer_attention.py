@@ -60,7 +60,7 @@ def settled_attention(
         raise FlashInferError("--attention flashinfer needs --mode fast: its rows depend on their company")
     full = all(form == FULL for form in forms)
     if attention == FLASHINFER and not full:
-        raise FlashInferError("--attention flashinfer is for models without windows, scales, bounds and sinks")
+        raise FlashInferError("--attention flashinfer is for models without windows, chunks, scales, bounds and sinks")
     if attention == FLASHINFER and fp8:
         raise FlashInferError("--attention flashinfer reads no KV cache in FP8: take --attention triton")
     if attention == TRITON or mode != "fast" or not full or fp8:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights
 from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
+from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeights
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuffers
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
@@ -25,7 +25,6 @@ from slipstream_kernels.ops.attention_form import AttentionForm
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
-from slipstream_kernels.ops.rope import Rope
 
 Plan = PlanArrays[torch.Tensor]
 Adapted = tuple[GpuAdapters, AdapterRows] | None
@@ -75,21 +74,21 @@ class GpuForward:
         kv: KVStore,
         tables: RequestTables,
         pool: BufferPool,
-        rotary_tables: Mapping[Rope, torch.Tensor],
+        positions: PositionTables,
         ops: Ops,
         group: RankGroup | None = None,
         plain: PlainAttention | None = None,
         adapters: GpuAdapters | None = None,
     ) -> None:
-        """`rotary_tables` are of all that layers have; `plain` serves passes without trees in the place of the ops'
-        attention. `adapters` are those that rows of buckets with adapters may have.
+        """`plain` serves passes without trees in the place of the ops' attention. `adapters` are those that rows of
+        buckets with adapters may have.
         """
         self._weights = weights
         self._config = config = weights.shard.config
         self._kv = kv
         self._tables = tables
         self._pool = pool
-        self._rotary = [rotary_tables[config.rope_of(layer)] for layer in range(config.num_layers)]
+        self._positions = positions
         self._attention = config.attention_forms
         self._ops = ops
         self._group = group
@@ -183,7 +182,7 @@ class GpuForward:
         ops, config = self._ops, self._config
         keys, values = self._kv.of_layer(index)
         ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
-        places = plan.positions, plan.write_slots, self._rotary[index]
+        places = plan.positions, plan.write_slots, self._positions.rotary[index]
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": config.rms_norm_eps}
         if adapted is None:
             ops.rotary_linear(b.normed, layer.qkv, *places, b.qkv, b.q, keys, values, bias=layer.qkv_bias, **norms)
@@ -191,6 +190,8 @@ class GpuForward:
             ops.linear(b.normed, layer.qkv, b.qkv, bias=layer.qkv_bias)
             self._adapt(adapted, index, "qkv", b.normed, b.qkv)
             ops.rotary_write(b.qkv, *places, b.q, keys, values, **norms)
+        if (factors := self._positions.factors[index]) is not None:
+            ops.scale_queries(b.q, plan.positions, factors)
         self._attend(bucket, plan, b, keys, values, self._attention[index], layer.sinks)
         attended = b.attended.flatten(1)
         self._add(attended, layer.o, layer.o_bias, layer.attention_norm, b, (adapted, index, "o"))

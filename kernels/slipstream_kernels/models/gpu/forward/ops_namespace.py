@@ -23,6 +23,7 @@ from slipstream_kernels.ops.gpu import (
     rotary,
     rotary_linear,
     sampling,
+    scale_queries,
     silu_mul,
     soft_cap,
     state_rows,
@@ -77,6 +78,7 @@ class Ops:
     rotary_write: Op
     route_experts: Op
     sample: Op
+    scale_queries: Op
     shrink: Op
     silu_mul: Op
     soft_cap: Op
@@ -115,6 +117,7 @@ def kernels() -> Ops:
         rotary_write=rotary.rotary_write,
         route_experts=route_experts.route_experts,
         sample=sampling.sample,
+        scale_queries=scale_queries.scale_queries,
         shrink=shrink.shrink,
         silu_mul=silu_mul.silu_mul,
         soft_cap=soft_cap.soft_cap,
@@ -155,6 +158,7 @@ def twins() -> Ops:
         rotary_write=rotary.rotary_write_reference,
         route_experts=route_experts.route_experts_reference,
         sample=sampling.sample_reference,
+        scale_queries=scale_queries.scale_queries_reference,
         shrink=shrink.shrink_reference,
         silu_mul=silu_mul.silu_mul_reference,
         soft_cap=soft_cap.soft_cap_reference,

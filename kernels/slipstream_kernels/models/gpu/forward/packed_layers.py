@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tensor_names import stored_name
+from slipstream_kernels.models.checkpoint.tied_head import HEAD as HEAD_WEIGHT
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.packed.packed_linear import room_elements
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedForm, can_pack
@@ -89,7 +90,7 @@ def _all(config: ModelConfig) -> list[tuple[str, int]]:
 def _modules(config: ModelConfig, name: str, layer: int) -> Sequence[str]:
     """As the folder calls them."""
     if name == HEAD:
-        return ("lm_head",)
+        return (stored_name(config, HEAD_WEIGHT).removesuffix(".weight"),)
     if name in ("gate_up", "down") and not config.intermediate_of(layer):
         return ()
     network = "mlp.shared_expert" if config.has_experts(layer) else "mlp"

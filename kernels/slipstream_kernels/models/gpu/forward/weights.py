@@ -55,7 +55,7 @@ class LayerWeights:
     qkv_bias: torch.Tensor | None
     """[q + 2 kv]"""
     q_norm: torch.Tensor | None
-    """[head_dim]"""
+    """[head_dim]; of norms without weights all are 1"""
     k_norm: torch.Tensor | None
     """[head_dim]"""
     o: Weight
@@ -197,6 +197,11 @@ class GpuWeights:
             dtype = torch.float32 if own.stored_less_one else torch.bfloat16
             return torch.empty(size, dtype=dtype, device=device)
 
+        def head_norm(layer: int) -> torch.Tensor | None:
+            if not config.normalises_heads(layer):
+                return None
+            return norm(config.head_dim).fill_(1) if own.unit_norms else norm(config.head_dim)
+
         room = empty(room_size(shard))
 
         def linear(name: str, layer: int = 0) -> Weight:
@@ -209,8 +214,8 @@ class GpuWeights:
                 input_norm=norm(hidden),
                 qkv=linear("qkv", layer),
                 qkv_bias=empty(shard.qkv_size) if own.qkv_bias else None,
-                q_norm=norm(config.head_dim) if own.head_norms else None,
-                k_norm=norm(config.head_dim) if own.head_norms else None,
+                q_norm=head_norm(layer),
+                k_norm=head_norm(layer),
                 o=linear("o", layer),
                 post_norm=norm(hidden),
                 gate_up=linear("gate_up", layer),
@@ -241,8 +246,9 @@ def weight_bytes(shard: Shard) -> int:
 
     biases = shard.qkv_size * own.qkv_bias + hidden * own.output_bias
     biases += (2 * shard.widest_intermediate + hidden) * own.mlp_bias
-    norms = 2 * hidden * (1 + own.branch_norms) + 2 * config.head_dim * own.head_norms
-    norm_bytes = (config.num_layers * norms + hidden) * (4 if own.stored_less_one else 2)
+    norms = config.num_layers * 2 * hidden * (1 + own.branch_norms) + hidden
+    norms += 2 * config.head_dim * sum(map(config.normalises_heads, range(config.num_layers)))
+    norm_bytes = norms * (4 if own.stored_less_one else 2)
     layers = sum(2 * biases + sum(linear(name, layer) for name in LAYERS) for layer in range(config.num_layers))
     layers += 4 * config.num_layers * shard.heads * own.sinks
     layers += sum(expert_bytes(shard, layer) for layer in range(config.num_layers) if config.has_experts(layer))

@@ -23,6 +23,7 @@ def _combine(
     size: int,
     score_stride: int,
     CHOSEN: tl.constexpr,
+    WEIGHED: tl.constexpr,
     SHARED: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -34,11 +35,16 @@ def _combine(
     inside = columns < size
     pair_at = outputs + row * CHOSEN * size + columns
     weight_at = weights + row * CHOSEN
-    total = tl.load(weight_at) * tl.load(pair_at, mask=inside)
+    total = tl.load(pair_at, mask=inside)
+    if WEIGHED:
+        total = tl.load(weight_at) * total
     for rank in range(1, CHOSEN):
-        total += tl.load(weight_at + rank) * tl.load(pair_at + rank * size, mask=inside)
+        said = tl.load(pair_at + rank * size, mask=inside)
+        total += tl.load(weight_at + rank) * said if WEIGHED else said
     at = row * size + columns
-    if SHARED:
+    if SHARED and not WEIGHED:
+        total += tl.load(shared + at, mask=inside)
+    elif SHARED:
         share = 1.0 / (1.0 + tl.exp(-tl.load(scores + row * score_stride)))
         total += share * tl.load(shared + at, mask=inside)
     if RESIDUAL:
@@ -54,14 +60,17 @@ def combine_experts(
     shared: torch.Tensor | None = None,
     scores: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    weighed: bool = True,
 ) -> None:
     """((weights[0] outputs[0] + weights[1] outputs[1]) + ..) + sigmoid(score) shared + residual, rounded once to out.
 
     float32 outputs [rows * chosen, size], weights [rows, chosen], shared [rows, size] and its scores [rows] (any
     stride); residual and out: bfloat16 or float32 [rows, size]. All others are contiguous. `out` may be `residual`.
+    Where not `weighed`, weights only say how many experts a row has: all that is said, by the shared one too, is added
+    as it is, and there are no scores.
     """
     (rows, chosen), size = weights.shape, out.shape[1]
-    assert (shared is None) == (scores is None)
+    assert (scores is not None) == (shared is not None and weighed)
     launch(
         _combine,
         (rows, triton.cdiv(size, _BLOCK)),
@@ -74,6 +83,7 @@ def combine_experts(
         size,
         0 if scores is None else scores.stride(0),
         CHOSEN=chosen,
+        WEIGHED=weighed,
         SHARED=shared is not None,
         RESIDUAL=residual is not None,
         BLOCK=_BLOCK,
@@ -88,14 +98,16 @@ def combine_experts_reference(
     shared: torch.Tensor | None = None,
     scores: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    weighed: bool = True,
 ) -> None:
     """The same in torch."""
-    parts = outputs.unflatten(0, weights.shape) * weights[:, :, None]
+    parts = outputs.unflatten(0, weights.shape)
+    parts = parts * weights[:, :, None] if weighed else parts
     total = parts[:, 0]
     for rank in range(1, parts.shape[1]):
         total = total + parts[:, rank]
-    if shared is not None and scores is not None:
-        total = total + scores.sigmoid()[:, None] * shared
+    if shared is not None:
+        total = total + (shared if scores is None else scores.sigmoid()[:, None] * shared)
     if residual is not None:
         total = total + residual.float()
     out.copy_(total)

@@ -52,6 +52,7 @@ def _expert_linear(
     order: tl.tensor,
     blocks: tl.tensor,
     bias: tl.tensor,
+    factors: tl.tensor,
     scales: tl.tensor,
     zeros: tl.tensor,
     share: int,
@@ -69,6 +70,7 @@ def _expert_linear(
     EVEN: tl.constexpr,
     GROUPED: tl.constexpr,
     BIAS: tl.constexpr,
+    FACTORS: tl.constexpr,
     LIMIT: tl.constexpr,
     WORDS: tl.constexpr,
     NUMBER: tl.constexpr,
@@ -123,6 +125,8 @@ def _expert_linear(
             ZERO,
             ZEROS,
         )
+    if FACTORS:
+        sums = sums * tl.load(factors + pairs, mask=present, other=0.0)[None, :]
     if BIAS:
         added = tl.load(bias + expert.to(tl.int64) * outputs * PRODUCTS + lines, mask=own, other=0.0)
         sums += added.to(tl.float32)[:, None]
@@ -158,6 +162,7 @@ def expert_linear(
     gated: bool = False,
     bias: torch.Tensor | None = None,
     limit: float = 0.0,
+    factors: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     """out[p] = weight[ids[p]] x[p // n] + bias[ids[p]] of each pair p, of which n have one row of x; rounded once.
@@ -166,7 +171,8 @@ def expert_linear(
     chosen], contiguous. `groups`: of `group_rows` of the same ids; None: each pair is computed alone. Where `gated`,
     weight is [experts, 2 N, K] in the order of gate_up.py, and out is silu(gate) * up of the float32 sums; with a
     `limit` the gate is that of `slipstream_kernels.ops.experts.clamped_swiglu`. bias: bfloat16 [experts, N or 2 N], in
-    the order of the weight, added to the sums. Nothing is written of pairs whose id is no expert's.
+    the order of the weight, added to the sums. factors: float32 [rows, chosen], contiguous, of what a pair reads: sums
+    are multiplied by them before all else. Nothing is written of pairs whose id is no expert's.
     """
     pairs, outputs, inputs = ids.numel(), out.shape[1], x.shape[1]
     assert x.stride(1) == out.stride(1) == 1
@@ -176,6 +182,7 @@ def expert_linear(
     assert tuple(weight.shape[1:]) == (outputs * (2 if gated else 1), inputs)
     assert len(out) == pairs
     assert bias is None or bias.shape == stored.shape[:2]
+    assert factors is None or (factors.numel() == pairs and factors.is_contiguous())
     assert pairs % len(x) == inputs % 16 == x.stride(0) % 8 == 0
     tokens = 16 if groups is None else groups.tokens
     tile = tile or (expert_tile if packed is None else packed_tile)(outputs, tokens, gated=gated)
@@ -191,6 +198,7 @@ def expert_linear(
         ids if groups is None else groups.order,
         ids if groups is None else groups.blocks,
         stored if bias is None else bias,
+        stored if factors is None else factors,
         stored if packed is None else packed.scales,
         stored if packed is None or packed.zeros is None else packed.zeros,
         tile.outputs,
@@ -210,6 +218,7 @@ def expert_linear(
         EVEN=inputs % tile.depth == 0,
         GROUPED=groups is not None,
         BIAS=bias is not None,
+        FACTORS=factors is not None,
         LIMIT=limit,
         WORDS=WORDS,
         NUMBER="" if packed is None else packed.number,
@@ -230,6 +239,7 @@ def expert_linear_reference(
     gated: bool = False,
     bias: torch.Tensor | None = None,
     limit: float = 0.0,
+    factors: torch.Tensor | None = None,
     tile: Tile | None = None,  # noqa: ARG001  # the twin's signature
 ) -> None:
     """The same in torch, with float64 sums."""
@@ -239,6 +249,8 @@ def expert_linear_reference(
         pairs = experts == expert
         whole = weight.decoded(int(expert)) if isinstance(weight, PackedExperts) else weight[int(expert)]
         sums = rows[pairs].double() @ whole.double().T
+        if factors is not None:
+            sums *= factors.flatten()[pairs].double()[:, None]
         if bias is not None:
             sums += bias[int(expert)].double()
         if gated:

@@ -24,6 +24,7 @@ def _route(
     stride: int,
     CHOSEN: tl.constexpr,
     NORMALISED: tl.constexpr,
+    SIGMOID: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -46,6 +47,8 @@ def _route(
     total = tl.sum(counted, 0)
     total = tl.where(tl.sum(tl.where(sound, 0, 1), 0) > 0, float("nan"), total)
     share = weight / total
+    if SIGMOID:
+        share = tl.where(total == total, 1.0 / (1.0 + tl.exp(-score)), float("nan"))
     if SLOTS:
         padding = tl.load(slots + row) < 0
         expert = tl.where(padding, experts, expert)
@@ -63,13 +66,14 @@ def route_experts(
     *,
     experts: int,
     normalised: bool,
+    sigmoid: bool = False,
 ) -> None:
     """The experts of the highest scores, of equal scores those of lower ids, by rising id, and what each counts.
 
     float32 scores [rows, columns], of which the first `experts` count; int32 ids and float32 weights [rows, chosen],
-    contiguous. Weights are the softmax of the scores: of the chosen ones where `normalised`, else of all; with a NaN
-    among the scores all are NaN. int32 slots [rows]: a row whose slot is -1 is padding, which wakes no expert: its ids
-    are `experts`, and its weights 0; None: there is no padding.
+    contiguous. Weights are the softmax of the scores: of the chosen ones where `normalised`, else of all; or, where
+    `sigmoid`, that of each score. With a NaN among the scores all are NaN. int32 slots [rows]: a row whose slot is -1
+    is padding, which wakes no expert: its ids are `experts`, and its weights 0; None: there is no padding.
     """
     rows, chosen = ids.shape
     assert scores.stride(1) == 1
@@ -85,6 +89,7 @@ def route_experts(
         scores.stride(0),
         CHOSEN=chosen,
         NORMALISED=normalised,
+        SIGMOID=sigmoid,
         SLOTS=slots is not None,
         BLOCK=next_power_of_2(experts),
         warps=1,
@@ -99,9 +104,10 @@ def route_experts_reference(
     *,
     experts: int,
     normalised: bool,
+    sigmoid: bool = False,
 ) -> None:
     """The same in torch."""
-    found, shares = route_reference(scores, experts, ids.shape[1], normalised=normalised)
+    found, shares = route_reference(scores, experts, ids.shape[1], normalised=normalised, sigmoid=sigmoid)
     ids.copy_(found)
     weights.copy_(shares)
     if slots is not None:

@@ -39,7 +39,7 @@ def test_missing_library_is_named_where_it_is_asked_for() -> None:
 
 def test_models_with_windows_are_refused() -> None:
     forms = [FULL, AttentionForm(window=100)]
-    with pytest.raises(FlashInferError, match="for models without windows, scales, bounds and sinks"):
+    with pytest.raises(FlashInferError, match="for models without windows, chunks, scales, bounds and sinks"):
         settled_attention("flashinfer", mode="fast", forms=forms)
     assert settled_attention("auto", mode="fast", forms=forms) == "triton"
 

@@ -72,6 +72,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen2_moe": EXPERTS["qwen2_moe"] | {"head_dim": 64, "hidden_size": 128},
     "gpt_oss": EXPERTS["gpt_oss"],
+    "llama4_text": EXPERTS["llama4"] | {"intermediate_size": 64},
 }
 
 

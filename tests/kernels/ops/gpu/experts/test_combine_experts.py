@@ -23,6 +23,18 @@ def test_matches_its_twin(device: torch.device, is_shared: bool, dtype: torch.dt
 
 
 @pytest.mark.parametrize("op", [combine_experts, combine_experts_reference])
+def test_all_may_be_added_as_it_is(device: torch.device, op) -> None:
+    torch.manual_seed(0)
+    outputs, weights = torch.randn(ROWS * CHOSEN, SIZE, device=device), torch.rand(ROWS, CHOSEN, device=device)
+    shared, out = torch.randn(ROWS, SIZE, device=device), torch.empty(ROWS, SIZE, device=device)
+    op(outputs, weights, out, shared=shared, weighed=False)
+    first, second, third = outputs.unflatten(0, (ROWS, CHOSEN)).unbind(1)
+    assert torch.equal(out, first + second + third + shared)
+    op(outputs, weights, out, weighed=False)
+    assert torch.equal(out, first + second + third)
+
+
+@pytest.mark.parametrize("op", [combine_experts, combine_experts_reference])
 def test_parts_of_a_rank_have_no_residual(device: torch.device, op) -> None:
     """Sums run by rising expert: the third term is lost in the first two, and then they cancel."""
     outputs = torch.tensor([[1e8], [-1e8], [1.0]], device=device).repeat(1, 8)

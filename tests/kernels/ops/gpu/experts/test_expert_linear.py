@@ -62,6 +62,23 @@ def test_biases_and_a_clamped_gate(device: torch.device, limit: float) -> None:
     torch.testing.assert_close(sums, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [0, 16])
+def test_what_pairs_read_may_be_weighed(device: torch.device, tokens: int) -> None:
+    """As rows that are multiplied before; a factor of 1 changes no bit."""
+    x, weight, ids = operands(device, 5, 2 * OUTPUTS)
+    factors = torch.tensor([[0.5, 1.0]], device=device).repeat(5, 1)
+    groups = groups_of(ids, tokens) if tokens else None
+    out, expected, plain = (torch.full((10, OUTPUTS), torch.nan, device=device) for _ in range(3))
+    expert_linear(x, weight, out, ids, groups, gated=True, factors=factors)
+    expert_linear_reference(x, weight, expected, ids, gated=True, factors=factors)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    expert_linear(x, weight, plain, ids, groups, gated=True)
+    assert torch.equal(out[1::2], plain[1::2])
+    halved = torch.stack([x * 0.5, x], 1).flatten(0, 1)
+    expert_linear(halved, weight, plain, ids, groups, gated=True)
+    torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("number", "group", "zeros", "tokens"),
     [

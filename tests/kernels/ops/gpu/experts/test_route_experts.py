@@ -6,10 +6,10 @@ import torch
 from slipstream_kernels.ops.gpu.experts.route_experts import route_experts, route_experts_reference
 
 
-def routed(op, scores: torch.Tensor, experts: int, chosen: int, *, normalised: bool, slots=None):
+def routed(op, scores: torch.Tensor, experts: int, chosen: int, *, normalised: bool, slots=None, sigmoid=False):
     ids = torch.full((len(scores), chosen), -1, dtype=torch.int32, device=scores.device)
     weights = torch.full((len(scores), chosen), torch.nan, device=scores.device)
-    op(scores, slots, ids, weights, experts=experts, normalised=normalised)
+    op(scores, slots, ids, weights, experts=experts, normalised=normalised, sigmoid=sigmoid)
     return ids, weights
 
 
@@ -24,6 +24,19 @@ def test_matches_its_twin(device: torch.device, experts: int, chosen: int, norma
     expected = routed(route_experts_reference, scores, experts, chosen, normalised=normalised)
     assert torch.equal(ids, expected[0])
     torch.testing.assert_close(weights, expected[1], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("experts", "chosen"), [(16, 1), (7, 3)])
+def test_a_weight_may_be_a_sigmoid(device: torch.device, experts: int, chosen: int) -> None:
+    torch.manual_seed(0)
+    scores = (torch.randn(9, experts + 1, device=device) * 3).round() / 2
+    scores[4, 2], scores[5, 1] = torch.nan, 200.0
+    ids, weights = routed(route_experts, scores, experts, chosen, normalised=False, sigmoid=True)
+    expected = routed(route_experts_reference, scores, experts, chosen, normalised=False, sigmoid=True)
+    assert torch.equal(ids, expected[0]) and weights[4].isnan().all() and weights[5].max() == 1
+    torch.testing.assert_close(weights, expected[1], rtol=1e-5, atol=1e-7, equal_nan=True)
+    sound = weights[weights == weights]
+    assert sound.numel() == 8 * chosen and sound.min() > 0 and sound.max() <= 1
 
 
 @pytest.mark.parametrize("op", [route_experts, route_experts_reference])
