@@ -10,7 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from draft_service.heads.loading import load_eagle, target_rows
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
-from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
+from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
+from support.eagle_heads import EAGLE1, EAGLE3, Shape, write_head, write_target
+from support.experts import add_vision, part_experts
+from support.families import EXPERTS
 from support.models import make_tiny_model
 from support.quantised_models import FORMS, Form, write_quantised
 
@@ -104,6 +108,32 @@ def test_a_head_without_embedding_is_refused_where_the_target_scales_its_own(fol
         load(folder)
     embedding, head = target_rows(folder.parent / "target")
     assert embedding.data_ptr() == head.data_ptr()
+
+
+@pytest.mark.parametrize("parted", [False, True])
+def test_rows_of_a_target_that_sees_are_those_of_its_text(parted, tmp_path):
+    """Whose fields and tensors are a part of the folder's; experts in eight bits leave embedding and scores alone."""
+    target = make_tiny_model(tmp_path / "target", **EXPERTS["llama4"] | {"intermediate_size": 64})
+    rows = load_file(target / "model.safetensors")
+    add_vision(target)
+    if parted:
+        part_experts(target)
+        quantise_folder(target, tmp_path / "quantised", RoundedFormat("fp8", 32))
+        target = tmp_path / "quantised"
+    embedding, scores = target_rows(target)
+    assert torch.equal(embedding, rows["model.embed_tokens.weight"].float())
+    assert torch.equal(scores, rows["lm_head.weight"].float())
+    write_head(tmp_path / "head", EAGLE3["layers.0"], Shape(hidden=128, heads=2, kv_heads=1, vocab=512))
+    head = load_eagle(tmp_path / "head", target)
+    assert torch.equal(head.vocabulary.embedding, embedding)
+
+
+@pytest.mark.parametrize("kind", ["llama4", "llama4_text"])
+def test_a_head_with_a_layer_of_a_llama4_is_refused(kind, folder):
+    """It turns pairs of neighbours: as a Llama's it would draft, and nothing would be accepted."""
+    change(folder, model_type=kind)
+    with pytest.raises(CheckpointError, match=f"model_type is '{kind}', supported are heads with layers of a Llama"):
+        load(folder)
 
 
 def test_an_eagle1_head_of_a_tied_target(tmp_path):
