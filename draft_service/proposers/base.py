@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
+from slipstream_kernels.draft_protocol.records import RoundCost
 from slipstream_kernels.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -217,6 +218,11 @@ class Proposer(ABC):
     """
     follows: bool = False
     """Whether `follow` queues rounds."""
+    round_costs: Sequence[RoundCost] = ()
+    """What its rounds take, for verify to weigh trees by from the first one on; empty where it has to find out.
+
+    `bind` may measure them (`proposers.round_costs`), where sessions leave no trace behind.
+    """
 
     @property
     def needs_states(self) -> bool:

@@ -243,6 +243,7 @@ def encode_offer(proposer: Proposer) -> draft_pb2.ProposerOffer:
         device=proposer.device,
         own_text_only=proposer.own_text_only,
         follows=proposer.follows,
+        round_costs=[draft_pb2.RoundCost(**cost._asdict()) for cost in proposer.round_costs],
     )
 
 

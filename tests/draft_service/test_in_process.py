@@ -28,7 +28,7 @@ from draft_service.protocol.records import Record
 from slipstream.rpc.errors import FailedPreconditionError, InvalidArgumentError
 from slipstream.v1 import draft_pb2, sampling_pb2, tree_pb2
 from slipstream_kernels.draft_protocol.proposer_host import HostLimits, Replies
-from slipstream_kernels.draft_protocol.records import Commit, Stamp, TreeReply
+from slipstream_kernels.draft_protocol.records import Commit, RoundCost, Stamp, TreeReply
 from slipstream_kernels.token_tree import TokenTree
 
 INFO = draft_pb2.DraftLinkServiceGetInfoResponse(
@@ -212,13 +212,18 @@ def test_the_operators_limits_are_those_of_the_offer() -> None:
     assert (offer.max_nodes, offer.max_depth) == (5, 3)
 
 
-def test_verify_is_told_where_each_proposer_computes() -> None:
+def test_verify_is_told_where_each_proposer_computes_and_what_its_rounds_take() -> None:
     recorder, ngram = Recorder(), create_ngram(ProposerOptions("ngram"))
+    recorder.round_costs = [RoundCost(16, 5, 0.003)]
     host = InProcessHost([recorder, ngram], placement=Placement("cuda:0", "GPU-0a"))
     request = draft_pb2.AttachRequest.FromString(host.offer(INFO))
     host.stop(SECONDS)
     assert (request.device, request.gpu_uuid) == ("cuda:0", "GPU-0a")
     assert [offer.device for offer in request.proposers] == ["", "cpu"]
+    assert [list(offer.round_costs) for offer in request.proposers] == [
+        [draft_pb2.RoundCost(requests=16, levels=5, seconds=0.003)],
+        [],
+    ]
     host = create(["ngram"], HostLimits(device="cuda:7"))
     assert draft_pb2.AttachRequest.FromString(host.offer(INFO)).device == "cuda:7"
     host.stop(SECONDS)

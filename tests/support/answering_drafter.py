@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.speculation.overwritten_trees import OverwrittenTrees, PromisedTrees
 from draft_service.heads.loading import load_eagle
-from draft_service.proposers.base import DraftFuture, DraftRequest, FollowRequest, Opening
+from draft_service.proposers.base import DraftFuture, DraftRequest, FollowRequest, Opening, Target
 from draft_service.proposers.eagle.base import EagleConfig
 from draft_service.proposers.eagle.gpu import GpuEagleProposer
 from slipstream_kernels.device_tree import DeviceTree, known
@@ -49,6 +49,11 @@ class Drafter(GpuEagleProposer):
         """Told, on the loop's thread, of each tree of a device that is read."""
         self.at_first: Callable[[Sequence[int]], None] = lambda _: None
         """Told of the sessions of the first round behind a pass, which is under way, on the loop's thread."""
+
+    def bind(self, target: Target) -> None:
+        """What rounds take on a CPU's twins says nothing of trees, nor do those that were measured count."""
+        super().bind(target)
+        self.round_costs, self.asked = (), 0
 
     def open(self, session: int, opening: Opening) -> None:
         super().open(session, opening)

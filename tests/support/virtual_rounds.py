@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from slipstream_kernels.draft_protocol.records import RoundCost
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
 from verify_service.core.acceptance import AcceptedPath
@@ -83,6 +84,8 @@ SLOW_HEAD = Machine()
 """A head that takes 1.3 ms for a chain of 5 of one request, 3.3 of 16, 9.8 of 64, and a host that takes as long."""
 FAST_HEAD = Machine(H200_TO_256, text=(0.2, 0.007), level=(0.16, 0.0009), host=(0.1, 0.003))
 """A head within the process that takes 1.0 ms for a chain of 5 of one request, 1.2 of 16, 1.7 of 64, 4.0 of 256."""
+DRAFT_MODEL = Machine(H200_TO_256, text=(0.5, 0.01), level=(1.0, 0.01), host=(0.15, 0.01))
+"""A small model of its own, which takes 5.6 ms for a chain of 5 of one request, and 9.3 of 64."""
 _KV_SECONDS = 131072 / 4.26e12
 """To read the keys and values of one token of context."""
 
@@ -101,10 +104,19 @@ class Head(ScriptedTrees):
         self.lacking: dict[RequestKey, int] = {}
         self.sent = 0
         self.running = 0
+        self.costs: Sequence[RoundCost] = [
+            RoundCost(requests, levels, machine.draft_seconds(requests, levels))
+            for requests in (1, 4, 16, 64)
+            for levels in (1, _DEPTH)
+        ]
+        """What it says that its rounds take: what they do, as measured by itself."""
         self._clock = clock
         self._turn = 0
         self._asked: dict[RequestKey, Committed] = {}
         self._ready = 0.0
+
+    def round_costs(self, proposer: str) -> Sequence[RoundCost]:
+        return self.costs
 
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         room, self._turn = step_bytes(self.running), self._turn + 1
@@ -159,6 +171,7 @@ class Rounds:
 
     `lacking` bytes of states of a request's prompt have to reach the head first, as after a prefix hit.
     `levels`: a fixed budget of that depth in a chain instead of the controller's; 0 for plain decoding.
+    `costs`: what the head says that its rounds take, if not what they do; () where it does not say.
     """
 
     def __init__(
@@ -170,6 +183,7 @@ class Rounds:
         lacking: int = 0,
         machine: Machine = SLOW_HEAD,
         levels: int | None = None,
+        costs: Sequence[RoundCost] | None = None,
     ) -> None:
         self._clock = SimpleNamespace(now=0.0)
         for module in ("on_device_trees", "draft_latency"):
@@ -187,6 +201,8 @@ class Rounds:
         self._memory = KVCacheManager(self._config, 1 << 20)
         self._tokens, self._lacking = tokens, lacking
         self.head = Head(self._clock, machine)
+        if costs is not None:
+            self.head.costs = costs
         measured = ((requests, rows, s * self._random.uniform(0.97, 1.03)) for requests, rows, s in machine.passes)
         self.drafting = SpeculationController(
             self.head, self._memory, self._config, GoodputOptimizer(StepTimeModel(measured))

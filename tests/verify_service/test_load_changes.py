@@ -5,12 +5,14 @@ Prices are those of an H200, an 8B model and a head in the process that is right
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
-from support.virtual_rounds import FAST_HEAD, SLOW_HEAD, Machine, Round, Rounds
+from slipstream_kernels.draft_protocol.records import RoundCost
+from support.virtual_rounds import DRAFT_MODEL, FAST_HEAD, SLOW_HEAD, Machine, Round, Rounds
 
 LOADS = (1, 4, 16, 64, 256)
 NEAR = 0.97
@@ -31,13 +33,16 @@ def steps_to_adapt(rounds: Rounds, log: Sequence[Round], best: float) -> int:
 
 
 def lowest_second(rounds: Rounds, log: Sequence[Round]) -> float:
-    """Of throughput over that of plain decoding."""
-    seconds: list[list[Round]] = [[]]
-    for each in log:
-        seconds[-1].append(each)
-        if sum(round_.seconds for round_ in seconds[-1]) >= 1.0:
-            seconds.append([])
-    return min(rounds.share_of_plain(second) for second in seconds[:-1])
+    """Of throughput over that of plain decoding, whenever the second begins."""
+    lowest, first, long = math.inf, 0, 0.0
+    for end, each in enumerate(log, 1):
+        long += each.seconds
+        while long - log[first].seconds >= 1.0:
+            long -= log[first].seconds
+            first += 1
+        if long >= 1.0:
+            lowest = min(lowest, rounds.share_of_plain(log[first:end]))
+    return lowest
 
 
 @pytest.mark.parametrize("running", LOADS)
@@ -59,6 +64,43 @@ def test_a_change_of_load_is_answered_within_32_steps(monkeypatch: pytest.Monkey
         assert steps_to_adapt(rounds, log, best) <= SOON
         assert rounds.share_of_plain(log[SOON:]) >= NEAR * best
         assert rounds.share_of_plain(log[:SOON]) >= NOTHING_LOST - 0.03
+
+
+@pytest.mark.parametrize("path", [(16,), (64, 16, 64), (1, 64, 1)], ids=str)
+@pytest.mark.parametrize("machine", [SLOW_HEAD, DRAFT_MODEL], ids=["slow head", "draft model"])
+def test_of_a_dear_drafter_a_load_at_which_it_does_not_pay_is_known_at_once_and_stays_so(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, path: tuple[int, ...]
+) -> None:
+    """At 64 requests the best budget is none, or next to none."""
+    rounds, whole = Rounds(monkeypatch, path[0], machine=machine), []
+    for running in path:
+        rounds.resize(running)
+        log, best = rounds.rounds(SOON + 250), machine.best_fixed(running)
+        assert steps_to_adapt(rounds, log, best) <= SOON, running
+        assert rounds.share_of_plain(log[: SOON + 64]) >= NEAR * best, "no trial of what is known"
+        assert lowest_second(rounds, log[SOON:]) >= NEAR * best, running
+        whole += log
+    assert lowest_second(rounds, whole) >= NOTHING_LOST
+
+
+@pytest.mark.parametrize(("lie", "least"), [(1e-6, 0.96), (1e-2, 0.96), (1e3, 1.0)])
+@pytest.mark.parametrize("running", [1, 16, 64])
+def test_what_a_drafter_says_of_its_rounds_costs_little_if_it_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, running: int, lie: float, least: float
+) -> None:
+    """A drafter ten times too slow says that it is quick, and one that is quick that it is slow."""
+    slow = 10.0 if lie < 1.0 else 1.0
+    said = [
+        RoundCost(requests, levels, lie * slow * FAST_HEAD.draft_seconds(requests, levels))
+        for requests in (1, 4, 16, 64)
+        for levels in (1, 5)
+    ]
+    rounds = Rounds(monkeypatch, running, machine=FAST_HEAD, costs=said)
+    rounds.head.slow = slow
+    log, best = rounds.rounds(400), FAST_HEAD.best_fixed(running, slow=slow)
+    assert rounds.share_of_plain(log) >= least
+    assert rounds.share_of_plain(log[SOON:]) >= NOTHING_LOST
+    assert rounds.share_of_plain(log[-150:]) >= NEAR * best, "what is measured has outweighed it"
 
 
 @pytest.mark.parametrize("machine", [FAST_HEAD, SLOW_HEAD], ids=["fast head", "slow head"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from slipstream.generation_types import FinishReason
 from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.draft_protocol.records import RoundCost
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.request import RequestKey, SamplingParams
@@ -137,6 +138,10 @@ class DraftSource(Protocol):
         """
         ...
 
+    def round_costs(self, proposer: str) -> Sequence[RoundCost]:
+        """Return what rounds of a proposer take by its drafter's own word, positive and finite; () where not known."""
+        ...
+
     def accepts_commits(self) -> bool:
         """Return whether any drafter takes in commits now.
 
@@ -215,6 +220,9 @@ class NoDrafts:
 
     def begin(self, opening: RequestOpening) -> bool:
         return False
+
+    def round_costs(self, proposer: str) -> Sequence[RoundCost]:
+        return ()
 
     def accepts_commits(self) -> bool:
         return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ParamSpec, TypeVar
 
 from slipstream.generation_types import FinishReason
+from slipstream_kernels.draft_protocol.records import RoundCost
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.draft_source import (
@@ -49,6 +50,9 @@ class GuardedSource:
 
     def begin(self, opening: RequestOpening) -> bool:
         return _ask(self._source.begin, self._neutral.begin, opening)
+
+    def round_costs(self, proposer: str) -> Sequence[RoundCost]:
+        return _ask(self._source.round_costs, self._neutral.round_costs, proposer)
 
     def accepts_commits(self) -> bool:
         return _ask(self._source.accepts_commits, self._neutral.accepts_commits)

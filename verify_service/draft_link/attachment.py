@@ -16,6 +16,7 @@ from slipstream.rpc.errors import (
     UnauthenticatedError,
 )
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
+from slipstream_kernels.draft_protocol.records import RoundCost
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.draft_link.circuit_breaker import CircuitBreaker
 from verify_service.draft_link.rate_limiter import ReplyRateLimiter
@@ -37,6 +38,8 @@ TRANSPORTS = (CUDA_IPC, SHM, GRPC)
 MAX_ATTACHMENTS = 16
 MAX_OFFERS = 32
 MAX_NAME = 256
+MAX_COSTS, MAX_COST_REQUESTS, MAX_COST_SECONDS = 64, 65_536, 60.0
+"""What a drafter may say of its rounds: how many, and of each the requests and the seconds."""
 OPEN_SECONDS = 10.0
 """How long an attachment may take to open its Exchange."""
 
@@ -248,6 +251,29 @@ def _check_offers(offers: tuple[Offer, ...], facts: LinkFacts) -> None:
                 field=f"{where}.max_nodes" if offer.max_nodes < 2 else f"{where}.max_depth",
             )
         _check_boundaries(offer.feature_boundaries, facts, where)
+        _check_costs(offer.round_costs, where)
+
+
+def _check_costs(costs: tuple[RoundCost, ...], where: str) -> None:
+    if len(costs) > MAX_COSTS:
+        raise InvalidArgumentError(
+            f"{where}.round_costs must be at most {MAX_COSTS}, got {len(costs)}", field=f"{where}.round_costs"
+        )
+    for index, (requests, levels, seconds) in enumerate(costs):
+        field = f"{where}.round_costs[{index}]"
+        if not 1 <= requests <= MAX_COST_REQUESTS:
+            raise InvalidArgumentError(
+                f"{field}.requests must be 1 to {MAX_COST_REQUESTS}, got {requests}", field=f"{field}.requests"
+            )
+        if not 1 <= levels < MAX_ROWS:
+            raise InvalidArgumentError(
+                f"{field}.levels must be 1 to {MAX_ROWS - 1}, got {levels}", field=f"{field}.levels"
+            )
+        if not 0.0 < seconds <= MAX_COST_SECONDS:  # which no NaN is
+            raise InvalidArgumentError(
+                f"{field}.seconds must be above 0 and at most {MAX_COST_SECONDS:.0f}, got {seconds}",
+                field=f"{field}.seconds",
+            )
 
 
 def _check_boundaries(wanted: tuple[int, ...], facts: LinkFacts, where: str) -> None:

@@ -22,6 +22,7 @@ from slipstream_kernels.draft_protocol.records import (
     Reply,
     Resume,
     RingAddress,
+    RoundCost,
     Stamp,
     TrafficWeight,
     TreeReply,
@@ -126,6 +127,7 @@ def _offer(message: draft_pb2.ProposerOffer) -> Offer:
         message.device,
         message.own_text_only,
         message.follows,
+        tuple(RoundCost(each.requests, each.levels, each.seconds) for each in message.round_costs),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
-from slipstream_kernels.draft_protocol.records import Reply
+from slipstream_kernels.draft_protocol.records import Reply, RoundCost
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.acceptance import VerifiedTree
 from verify_service.core.draft_source import (
@@ -92,6 +92,13 @@ class DraftLink:
         with self._changed:
             self._router.begin(opening)
         return True
+
+    def round_costs(self, proposer: str) -> Sequence[RoundCost]:
+        """What rounds of a proposer take, in the words of the newest attachment that offers it."""
+        with self._changed:
+            attachment = self._router.offering(proposer)
+            index = None if attachment is None else attachment.index_of(proposer)
+            return () if attachment is None or index is None else attachment.request.offers[index].round_costs
 
     def wanted_boundaries(self) -> tuple[int, ...]:
         """Boundaries whose states any attachment wants, ascending."""

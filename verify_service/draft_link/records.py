@@ -13,6 +13,7 @@ from slipstream_kernels.draft_protocol.records import (
     DeviceRingAddress,
     Extend,
     Gap,
+    RoundCost,
     SharedMemoryAddress,
     Stamp,
 )
@@ -64,6 +65,8 @@ class Offer:
     """Its trees follow from the request's own tokens and from weights alone."""
     follows: bool = False
     """It drafts behind a pass under way, through a queue on the device."""
+    round_costs: tuple[RoundCost, ...] = ()
+    """What its rounds take, in its own words."""
 
 
 class Unfit(NamedTuple):

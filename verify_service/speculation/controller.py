@@ -73,6 +73,7 @@ class SpeculationController:
         The source is told at once where it is to draft; where it is not, that would hold up the request's first step.
         """
         request = state.request
+        self._optimizer.learn_costs(state.draft.proposer, self._source.round_costs(state.draft.proposer))
         self._tree_sizer.begin(state, expected)
         opening = RequestOpening(
             key=state.key,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
+from slipstream_kernels.draft_protocol.records import RoundCost
 from verify_service.core.step_time_model import StepTimeModel
+from verify_service.speculation.round_table import AHEAD, RoundTable
 
 _RECENT = 13
 """Waits of which the middle one counts: half a dozen in a row may be a process that is held up."""
@@ -18,9 +21,7 @@ _CHANGED = 2.0
 _FIRST_USES, _CAPTURE = 2, 10.0
 """Of a size and levels, for which a drafter may capture a graph: these do not count from so many times the guess on."""
 _GUESS = 0.06
-"""Passes of one request that a level is waited for, before any wait was measured: of a head of one layer."""
-_AHEAD = 2
-"""Levels' worth of time that a drafter takes besides those it drafts, with the way there and back."""
+"""Passes of one request that a level takes by a drafter that does not say: of a head of one layer."""
 
 _BEGINNINGS, _PAUSE = 8, 8
 """Waits in a row, of drafters that draft behind passes, for trees that the host had to ask for: rounds begin so.
@@ -33,44 +34,90 @@ Size = tuple[int, int]
 """By how many bits the number of requests in the step has, and of those that asked."""
 
 
+class _Expected(NamedTuple):
+    """Seconds of a round by its drafter's word or a guess, and those that an excess of 1 adds."""
+
+    seconds: float
+    unit: float
+
+    def excess(self, waited: float) -> float:
+        """Of a wait: units beyond the round, or, below 0, the part of the round that was not waited for."""
+        return (waited - self.seconds) / (self.unit if waited > self.seconds else self.seconds)
+
+    def wait(self, excess: float) -> float:
+        """Of a step whose wait has that excess, in seconds."""
+        return self.seconds + excess * (self.unit if excess > 0.0 else self.seconds)
+
+
 @dataclass(slots=True)
 class _Waits:
-    """The latest waits of a size, in seconds a level of one request, newest last."""
+    """The excesses of the latest waits of a size, newest last."""
 
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    excesses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     seen_at: int = 0
-    before: float = 0.0
-    """What the size was known to take before it was seen again; 0 where that is settled."""
+    before: float | None = None
+    """What was known of the size before it was seen again; None where that is settled."""
 
-    def observe(self, seconds: float, now: int) -> bool:
+    def observe(self, expected: _Expected, seconds: float, now: int) -> bool:
         """Take in a wait; return whether those of other sizes are out of date."""
-        if now - self.seen_at > _STALE and self.seconds:
-            self.before = median(self.seconds)
-            self.seconds = deque(list(self.seconds)[-_KEPT:], _RECENT)
+        if now - self.seen_at > _STALE and self.excesses:
+            self.before = median(self.excesses)
+            self.excesses = deque(list(self.excesses)[-_KEPT:], _RECENT)
         self.seen_at = now
-        self.seconds.append(seconds)
-        typical = median(self.seconds)
-        changed = self.before > 0.0 and not self.before / _CHANGED <= typical <= self.before * _CHANGED
-        if changed or len(self.seconds) > 2 * _KEPT:
-            self.before = 0.0
+        self.excesses.append(expected.excess(seconds))
+        if self.before is None:
+            return False
+        before, typical = expected.wait(self.before), expected.wait(median(self.excesses))
+        changed = not before / _CHANGED <= typical <= before * _CHANGED
+        if changed or len(self.excesses) > 2 * _KEPT:
+            self.before = None
         return changed
 
 
 class DraftTimeModel:
-    """Seconds of a wait for trees: as measured in steps of that size or the nearest, before any a guess.
+    """Seconds of a wait for trees: those of a round by its drafter's word, and what steps wait beyond or below it.
 
-    From one number of requests to another a draft takes as many times longer as a pass of the target does.
+    That is measured in steps of a size, and for others known from the nearest. What steps wait beyond the round is the
+    host's, whatever is drafted, and grows with the number of requests as a pass of the target does. A drafter that does
+    not say is guessed to take so many times longer for more requests; as waits are many times the guess, or a part of
+    it, so they are taken to be at other sizes and depths.
     """
 
     def __init__(self, step_time: StepTimeModel) -> None:
+        guessed = [RoundCost(1, 1, (1 + AHEAD) * _GUESS * step_time.seconds(1))]
+        self._guess = RoundTable(guessed, step_time)
         self._step_time = step_time
-        self._waits: dict[Size, _Waits] = {}
+        self._tables: dict[str, RoundTable] = {}
+        """By proposer, of those whose drafters say what their rounds take."""
+        self.proposers: Collection[str] = ()
+        """Of the requests that ask for trees."""
+        self._waits: dict[bool, dict[Size, _Waits]] = {True: {}, False: {}}
+        """For drafters that say what rounds take, and for others: the excess of one means nothing for the other."""
         self._uses: dict[tuple[Size, int], int] = {}
         """Waits so far, by size and by the levels of the deepest tree."""
         self._now = self._waited_at = 0
         self._begin = 0
         """Waits that may still be a beginning; 0 where nothing drafts behind passes."""
         self._drafts_behind = False
+
+    def learn_costs(self, proposer: str, costs: Sequence[RoundCost]) -> None:
+        """Take in what rounds of a proposer take by its drafter's word; () where it does not say.
+
+        Another word than before is another drafter's, of which nothing was measured yet.
+        """
+        known = self._tables.get(proposer)
+        if tuple(costs) == (() if known is None else known.costs):
+            return
+        if known is not None:
+            self._waits[True].clear()
+            del self._tables[proposer]
+        if costs:
+            self._tables[proposer] = RoundTable(costs, self._step_time)
+
+    @property
+    def knows_costs(self) -> bool:
+        """Whether drafters say what their rounds take."""
+        return bool(self._tables)
 
     def expect_behind(self, drafts: bool) -> None:
         """Say, before a wait, whether drafters draft behind passes, so that the first waits of all are beginnings."""
@@ -84,20 +131,26 @@ class DraftTimeModel:
 
     def forget(self) -> None:
         """Of what was measured."""
-        self._waits.clear()
+        for waits in self._waits.values():
+            waits.clear()
         self._begin = _BEGINNINGS if self._drafts_behind else 0
 
     def seconds(self, asked: int, running: int, levels: int) -> float:
         """Of the wait of a step of `running` requests, `asked` of which ask for trees, the deepest so many levels."""
-        return self.per_level(asked, running) * (_AHEAD + levels)
+        told, expected = self._expected(asked, running, levels)
+        waits = self._waits[told]
+        if not waits:
+            return expected.seconds
+        return expected.wait(median(waits[_nearest(_size(asked, running), waits)].excesses))
 
-    def per_level(self, asked: int, running: int) -> float:
-        """Seconds that one more level is waited for."""
-        growth = self._step_time.growth(running)
-        if not self._waits:
-            return _GUESS * growth * self._step_time.seconds(1)
-        size = _size(asked, running)
-        return growth * median(self._waits[_nearest(size, self._waits)].seconds)
+    def _expected(self, asked: int, running: int, levels: int) -> tuple[bool, _Expected]:
+        """Whether all drafters say what rounds take, and the round of the slowest."""
+        tables = [self._tables.get(name) for name in self.proposers or self._tables]
+        said = [table.seconds(asked, levels) for table in tables if table is not None]
+        if tables and len(said) == len(tables):
+            return True, _Expected(max(said), self._step_time.growth(running))
+        guessed = max(self._guess.seconds(running, levels), *said, 0.0)
+        return False, _Expected(guessed, guessed)
 
     def observe(self, seconds: float, *, asked: int, running: int, levels: int, behind: bool = False) -> None:
         """Take in a wait, `behind` a pass for trees that only the device knew at the launch.
@@ -114,9 +167,10 @@ class DraftTimeModel:
         uses = self._uses[size, levels] = self._uses.get((size, levels), 0) + 1
         if uses <= _FIRST_USES and seconds > _CAPTURE * self.seconds(asked, running, levels):
             return
-        waits = self._waits.setdefault(size, _Waits(seen_at=self._now))
-        if waits.observe(seconds / ((_AHEAD + levels) * self._step_time.growth(running)), self._now):
-            self._waits = {size: waits}
+        told, expected = self._expected(asked, running, levels)
+        waits = self._waits[told].setdefault(size, _Waits(seen_at=self._now))
+        if waits.observe(expected, seconds, self._now):
+            self._waits[told] = {size: waits}
 
 
 def _size(asked: int, running: int) -> Size:

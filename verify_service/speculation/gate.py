@@ -9,7 +9,7 @@ PROBE_EVERY, PROBE_STEPS = 128, 4
 READY_BEFORE = 32
 """Steps before a probe from which on drafters of a few requests are told all: states of a prompt take that long."""
 PROBE_COST = 0.01
-"""Of the time in which no trees pay, what probes may take; those of a drafter that is slow come more rarely."""
+"""Of the time in which no trees pay, what probes may take; those of a drafter that is slow are shorter and rarer."""
 PROBES_IN_VAIN, PROBE_LAST = 4, 1024
 """Probes after each of which, as none found that trees pay, twice as many steps pass between them; steps at most."""
 FORGET_EARLY, FORGET_FIRST, FORGET_LAST = 64, 1024, 8192
@@ -28,7 +28,8 @@ class SpeculationGate:
         """In a row."""
         self._profitable_steps = 0
         """In a row."""
-        self._probe_at = PROBE_EVERY
+        self._probe_at = READY_BEFORE
+        """The first of all comes early: what drafters say of their rounds may have been measured on a busy host."""
         self._probes = 0
         """In vain, in a row."""
         self._probe_cost = 0.0
@@ -57,26 +58,42 @@ class SpeculationGate:
         """Whether it is the first such step."""
         return self.unprofitable_steps == self._probe_at
 
-    def step(self, *, profitable: bool) -> bool:
-        """Count a step; return whether what trees of all requests cost is to be forgotten."""
+    @property
+    def probe_ends(self) -> bool:
+        """Whether a probe is over with the step that is counted next, as it was long or dear enough."""
+        dear = self._probe_cost >= PROBE_COST * PROBE_EVERY
+        return self.probing and (dear or self.unprofitable_steps + 1 >= self._probe_at + PROBE_STEPS)
+
+    def step(self, *, profitable: bool, learned: bool = False) -> bool:
+        """Count a step; return whether what trees of all requests cost is to be forgotten.
+
+        learned: a probe that ends has found its drafters to be others than they were, so that one more follows at once.
+        """
         if profitable:
             self.open()
             self._profitable_steps += 1
             if self._profitable_steps > FORGET_FIRST:
                 self._forget_after = FORGET_FIRST
             return False
-        self._profitable_steps = 0
+        self._profitable_steps, ends = 0, self.probe_ends
         self.unprofitable_steps += 1
-        if self.unprofitable_steps >= self._probe_at + PROBE_STEPS:
-            self._probes += 1
-            steps = min(PROBE_LAST, PROBE_EVERY << self._probes // PROBES_IN_VAIN)
-            self._probe_at += max(steps, int(self._probe_cost / PROBE_COST))
-            self._probe_cost = 0.0
+        if ends:
+            if learned:
+                self._probe_at = self.unprofitable_steps
+            else:
+                self._probes += 1
+                steps = min(PROBE_LAST, PROBE_EVERY << self._probes // PROBES_IN_VAIN)
+                self._probe_at += max(steps, int(self._probe_cost / PROBE_COST))
+                self._probe_cost = 0.0
         self._remembered += 1
         if self._remembered < self._forget_after:
             return False
         self._remembered, self._forget_after = 0, min(2 * self._forget_after, FORGET_LAST)
         return True
+
+    def know_costs(self) -> None:
+        """Say that a start's rounds need not tell what trees cost: drafters do."""
+        self._forget_after = max(self._forget_after, FORGET_FIRST)
 
     def rest(self) -> None:
         """Pause drafting now, as the load that comes is known to be one at which no trees pay."""

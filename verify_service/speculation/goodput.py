@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream_kernels.draft_protocol.records import RoundCost
 from verify_service.core.acceptance import Acceptance
 from verify_service.core.request_state import RequestState
 from verify_service.core.step_time_model import Floats, StepTimeModel
@@ -27,6 +28,8 @@ _START_GAIN, _CONTINUE_GAIN = 1.03, 1.02
 """Times plain throughput that trees must promise: it is an estimate, and who begins has first to catch up."""
 _LEAST_CHANCE = 0.02
 """Of levels that are considered."""
+_SURPRISE = 0.1
+"""By what a probe must find the chance of a level another for one more to follow at once: its 20 levels err by that."""
 _PRIOR = 0.7
 """Chance of a level of a proposer of which nothing was seen."""
 
@@ -65,6 +68,8 @@ class GoodputOptimizer:
         self.gate = SpeculationGate()
         self._proposers: dict[str, Acceptance] = {}
         """By the proposer's name, what became of trees of all its requests, those that have ended included."""
+        self._before_probe: dict[str, float] = {}
+        """Chance of a level by proposer, as it was known when the last probe began."""
         self._presence = 1.0
         self._nodes_per_level: dict[int, float] = {}
         """By how many bits the number of requests in the step has: the more there are, the fewer nodes pay."""
@@ -76,6 +81,12 @@ class GoodputOptimizer:
     def nodes_per_level(self, requests: int, at_first: float = 1.0) -> float:
         """Nodes that were worth it for each level of a tree in steps of about so many requests, at first `at_first`."""
         return self._nodes_per_level.get(requests.bit_length(), at_first)
+
+    def learn_costs(self, proposer: str, costs: Sequence[RoundCost]) -> None:
+        """Take in what rounds of a proposer take by its drafter's word, as far as it says."""
+        self.draft_time.learn_costs(proposer, costs)
+        if self.draft_time.knows_costs:
+            self.gate.know_costs()
 
     def observe_tree(self, acceptance: Acceptance, depth: int, matched: int, proposer: str = "") -> None:
         """Take in one verified tree, of which the path of length `matched` was right."""
@@ -128,16 +139,18 @@ class GoodputOptimizer:
         `others` cannot have any yet: none are granted unless it would pay for all of them together too.
         """
         self.draft_time.count_step()
+        self.draft_time.proposers = {candidate.proposer for candidate in candidates}
         own, whole = self._memos
         granted = self._choose(own, candidates, requests, nodes)
         self.is_profitable = (
             any(self._choose(whole, (*candidates, *others), requests, nodes)) if others else any(granted)
         )
-        if self.gate.step(profitable=self.is_profitable):
+        if self.gate.step(profitable=self.is_profitable, learned=self.gate.probe_ends and self._has_learned()):
             self._forget()
         if self.is_profitable:
             return list(granted)
         if self.gate.probe_begins:
+            self._before_probe = {name: known.rate(_PRIOR) for name, known in self._proposers.items()}
             for acceptance in self._proposers.values():
                 acceptance.fade()
         levels = PROBE_LEVELS if self.gate.probing else 0
@@ -152,6 +165,12 @@ class GoodputOptimizer:
         own, _ = self._memos
         if own.candidates:
             self._choose(own, own.candidates, own.requests, own.nodes)
+
+    def _has_learned(self) -> bool:
+        """Whether a proposer is right more or less often than before the probe, so that one more is to tell by what."""
+        return any(
+            abs(self._proposers[name].rate(_PRIOR) - before) > _SURPRISE for name, before in self._before_probe.items()
+        )
 
     def _forget(self) -> None:
         """What trees cost is known from trees alone: a time in which they cost much must not be the last word."""
@@ -176,8 +195,8 @@ class GoodputOptimizer:
             (candidate.acceptance.tried, candidate.acceptance.matched, candidate.max_levels) for candidate in candidates
         ]
         overall = [(each.tried, each.matched) for each in self._proposers.values()]
-        wait = self.draft_time.per_level(len(candidates), requests) if candidates else 0.0
-        known = self._presence, self.nodes_per_level(requests), wait, *self.step_time.factors
+        waits = [self.draft_time.seconds(len(candidates), requests, levels) for levels in (1, 2) if candidates]
+        known = self._presence, self.nodes_per_level(requests), *waits, *self.step_time.factors
         facts = (histories, requests, nodes, overall, known)
         if facts != last.facts:
             worth = _CONTINUE_GAIN if any(last.granted) else _START_GAIN

@@ -11,6 +11,7 @@ import torch
 
 from draft_service.proposers.base import DraftRequest, Opening, Proposer, Sampling, SessionRefusedError, Target
 from draft_service.proposers.checkpoint_folder import check_tokenizer
+from draft_service.proposers.round_costs import measure_rounds
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 
@@ -91,6 +92,7 @@ class DraftModelBase(Proposer):
             raise FailedPreconditionError(f"its token map holds none of the target's {target.vocab_size} tokens")
         self.limit_vocabulary(target.vocab_size)
         self.warm_up()
+        self.round_costs = measure_rounds(self)
 
     @abstractmethod
     def limit_vocabulary(self, size: int) -> None:

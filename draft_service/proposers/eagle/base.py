@@ -9,6 +9,7 @@ from pathlib import Path
 from draft_service.heads.eagle import EagleHead
 from draft_service.proposers.base import Proposer, Target
 from draft_service.proposers.checkpoint_folder import check_states, check_tokenizer, warm_up_with_states
+from draft_service.proposers.round_costs import measure_rounds
 from draft_service.proposers.tree_expansion import usual_rows
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.capture_layers import boundaries_of
@@ -84,6 +85,7 @@ class EagleBase(Proposer):
         self.feature_boundaries = self._boundaries(target.num_layers)
         self.limit_vocabulary(target.vocab_size)
         self.warm_up()
+        self.round_costs = measure_rounds(self, self._num_states * self._target_hidden_size)
 
     @abstractmethod
     def limit_vocabulary(self, size: int) -> None:

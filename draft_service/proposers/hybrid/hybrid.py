@@ -131,6 +131,8 @@ class HybridProposer(Composite):
         if not self._fitting:
             raise FailedPreconditionError("none of its members fits the target")
         members = [self._members[name] for name in self._fitting]
+        measured = [member.round_costs for member in members if member.round_costs]
+        self.round_costs = measured[0] if len(measured) == 1 else ()  # the others look up, and take next to nothing
         self.feature_boundaries = tuple(sorted({b for member in members for b in member.feature_boundaries}))
         places = {member.device for member in members}
         self.device = max(places - {CPU}, default=CPU)

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from draft_service.proposers.base import Proposer, Target
 from draft_service.proposers.checkpoint_folder import check_states, check_tokenizer, warm_up_with_states
+from draft_service.proposers.round_costs import measure_rounds
 from draft_service.proposers.tree_expansion import usual_rows
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.capture_layers import boundaries_of
@@ -89,6 +90,7 @@ class LastHiddenStateBase(Proposer, Generic[Head]):
         self.feature_boundaries = (boundary,)
         self.limit_vocabulary(target.vocab_size)
         self.warm_up()
+        self.round_costs = measure_rounds(self, self._hidden_size)
 
     @abstractmethod
     def limit_vocabulary(self, size: int) -> None:

@@ -150,3 +150,14 @@ class DeviceQueueAddress:
     size: int
     gpu_uuid: str
     rows: int
+
+
+class RoundCost(NamedTuple):
+    """What a round takes, as a drafter has measured it before it attaches.
+
+    Seconds from the call for the trees of so many requests, `levels` deep at most, to the trees on the host.
+    """
+
+    requests: int
+    levels: int
+    seconds: float

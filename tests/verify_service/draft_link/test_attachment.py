@@ -14,6 +14,7 @@ from slipstream.rpc.errors import (
     UnauthenticatedError,
 )
 from slipstream.v1.verify_pb2 import GetInfoResponse
+from slipstream_kernels.draft_protocol.records import RoundCost
 from verify_service.draft_link.attachment import TRANSPORTS, check_token, negotiate, new_attachment
 from verify_service.draft_link.link_config import ProposerStatus
 from verify_service.draft_link.records import AttachRequest, LinkFacts, Offer, Unfit
@@ -34,6 +35,11 @@ FITTING = AttachRequest(
     address="",
     process_id=1,
 )
+
+
+def costly(*costs: tuple[int, int, float]) -> Offer:
+    """An offer whose rounds take so long, by its own word."""
+    return Offer("a", 64, 63, round_costs=tuple(RoundCost(*cost) for cost in costs))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,14 @@ def test_a_drafter_may_work_with_any_tokenizer() -> None:
         ({"offers": (Offer("a", 1, 63),)}, InvalidArgumentError, "proposers[0].max_nodes"),
         ({"offers": (Offer("a", 2, 0),)}, InvalidArgumentError, "proposers[0].max_depth"),
         ({"offers": (Offer("a", 2, 1, (4,)),)}, FailedPreconditionError, "proposers[0].feature_boundaries"),
+        ({"offers": (costly(*[(1, 1, 1.0)] * 65),)}, InvalidArgumentError, "proposers[0].round_costs"),
+        ({"offers": (costly((0, 1, 1.0)),)}, InvalidArgumentError, "proposers[0].round_costs[0].requests"),
+        ({"offers": (costly((65_537, 1, 1.0)),)}, InvalidArgumentError, "proposers[0].round_costs[0].requests"),
+        ({"offers": (costly((1, 64, 1.0)),)}, InvalidArgumentError, "proposers[0].round_costs[0].levels"),
+        ({"offers": (costly((1, 0, 1.0)),)}, InvalidArgumentError, "proposers[0].round_costs[0].levels"),
+        ({"offers": (costly((1, 1, 1.0), (1, 1, 0.0)),)}, InvalidArgumentError, "proposers[0].round_costs[1].seconds"),
+        ({"offers": (costly((1, 1, 60.1)),)}, InvalidArgumentError, "proposers[0].round_costs[0].seconds"),
+        ({"offers": (costly((1, 1, float("nan"))),)}, InvalidArgumentError, "proposers[0].round_costs[0].seconds"),
         ({"offers": (), "unfit": (Unfit("a", "why"),)}, FailedPreconditionError, "unfit"),
         ({"unfit": (Unfit("a", ""), Unfit("n" * 257, ""))}, InvalidArgumentError, "unfit[1].name"),
         ({"unfit": (Unfit("a", ""),) * 33}, InvalidArgumentError, "unfit"),

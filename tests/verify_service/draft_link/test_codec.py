@@ -212,6 +212,13 @@ def test_modes_of_older_drafters_are_known_and_no_others() -> None:
         decode_attach(draft_pb2.AttachRequest(mode=4).SerializeToString())
 
 
+def test_what_rounds_take_is_read_as_sent_and_unknown_of_older_drafters() -> None:
+    costs = [draft_pb2.RoundCost(requests=4, levels=5, seconds=0.1)]
+    offers = [draft_pb2.ProposerOffer(name="old"), draft_pb2.ProposerOffer(name="new", round_costs=costs)]
+    read = decode_attach(draft_pb2.AttachRequest(proposers=offers).SerializeToString()).offers
+    assert [offer.round_costs for offer in read] == [(), ((4, 5, 0.1),)]
+
+
 def test_replies_of_the_largest_trees_keep_within_the_bytes() -> None:
     most = 2**32 - 1
     stamp = tree_pb2.Stamp(epoch=2**64 - 1, slot=most, generation=2**64 - 1, base_length=most, root_token=most)

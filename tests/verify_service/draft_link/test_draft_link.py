@@ -340,3 +340,18 @@ def test_known_names_and_the_default() -> None:
                 assert link.default() == "p"
 
     run(scenario())
+
+
+def test_what_rounds_take_is_the_word_of_the_newest_drafter_that_offers_the_proposer() -> None:
+    async def scenario() -> None:
+        async with served() as (link, address):
+            assert link.round_costs("p") == ()
+            for seconds in (0.25, 0.5):
+                says = offer("p")
+                says.round_costs.add(requests=4, levels=2, seconds=seconds)
+                async with wire_drafter(address, "other", proposers=[offer("other"), says]):
+                    assert link.round_costs("p") == ((4, 2, seconds),)
+                    assert link.round_costs("other") == link.round_costs("unknown") == ()
+                await until(lambda: not link.known("p"))
+
+    run(scenario())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream_kernels.draft_protocol.records import RoundCost
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.speculation.draft_time import DraftTimeModel
 
 PASSES = [(1, 1, 4e-3), (16, 16, 5e-3), (64, 64, 8e-3)]
+SAID = [RoundCost(requests, 2, seconds) for requests, seconds in ((1, 1e-3), (16, 2e-3), (64, 6e-3))]
 
 
 def model_of(*waits: tuple[int, float], steps: int = 0) -> DraftTimeModel:
@@ -99,3 +101,64 @@ def test_after_a_pause_drafting_begins_anew_where_drafters_draft_behind_passes(p
     for _ in range(20):
         see(model, *[(16, 9e-3)] * 4, steps=pause - 1)
     assert seconds(model, 16) == pytest.approx(9e-3 if counts else 1e-3)
+
+
+def told(*waits: tuple[int, float], steps: int = 0) -> DraftTimeModel:
+    """As `model_of`, of a drafter that says what its rounds take."""
+    model = model_of()
+    model.learn_costs("head", SAID)
+    model.proposers = {"head"}
+    see(model, *waits, steps=steps)
+    return model
+
+
+def test_what_a_drafter_says_holds_before_any_wait() -> None:
+    assert [seconds(told(), requests) for requests in (1, 16, 64)] == pytest.approx([1e-3, 2e-3, 6e-3])
+
+
+def test_what_the_host_takes_beyond_a_round_grows_as_passes_do_and_not_as_rounds() -> None:
+    model = told((64, 8e-3))
+    assert seconds(model, 64) == pytest.approx(8e-3)
+    assert seconds(model, 1) == pytest.approx(1e-3 + 2e-3 / 2)
+
+
+def test_the_part_of_a_round_that_nobody_waits_for_is_that_of_all_rounds() -> None:
+    model = told((64, 3e-3))
+    assert seconds(model, 64) == pytest.approx(3e-3)
+    assert seconds(model, 1) == pytest.approx(0.5e-3)
+
+
+@pytest.mark.parametrize("lie", [1e-6, 1e-3, 1e3])
+def test_what_steps_wait_outweighs_what_a_drafter_says(lie: float) -> None:
+    model = model_of()
+    model.learn_costs("head", [cost._replace(seconds=lie * cost.seconds) for cost in SAID])
+    see(model, *[(16, 2e-3)] * 3)
+    assert seconds(model, 16) == pytest.approx(2e-3)
+
+
+def test_a_drafter_that_says_otherwise_is_another() -> None:
+    model = told(*[(16, 9e-3)] * 5)
+    model.learn_costs("head", SAID)
+    assert seconds(model, 16) == pytest.approx(9e-3)
+    model.learn_costs("head", [cost._replace(seconds=2 * cost.seconds) for cost in SAID])
+    assert seconds(model, 16) == pytest.approx(4e-3)
+    guessed = seconds(model_of(), 16)
+    model.learn_costs("head", ())
+    assert seconds(model, 16) == guessed
+
+
+def test_waits_for_a_drafter_that_says_nothing_tell_nothing_of_one_that_does() -> None:
+    model = told((16, 3e-3))
+    model.proposers = {"other"}
+    guessed = seconds(model, 16)
+    see(model, *[(16, 9e-3)] * 5)
+    assert seconds(model, 16) == pytest.approx(9e-3) != guessed
+    model.proposers = {"head"}
+    assert seconds(model, 16) == pytest.approx(3e-3)
+
+
+def test_the_slowest_drafter_is_waited_for() -> None:
+    model = told()
+    model.learn_costs("slow", [cost._replace(seconds=3 * cost.seconds) for cost in SAID])
+    model.proposers = {"head", "slow"}
+    assert seconds(model, 16) == pytest.approx(6e-3)

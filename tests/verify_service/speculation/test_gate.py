@@ -17,6 +17,13 @@ from verify_service.speculation.gate import (
 )
 
 
+def opened() -> SpeculationGate:
+    """One after trees that paid."""
+    gate = SpeculationGate()
+    gate.open()
+    return gate
+
+
 def probes(gate: SpeculationGate, steps: int, cost: float = 0.0) -> list[int]:
     """Steps at which probes begin that cost so many plain steps for each of theirs."""
     begun = []
@@ -40,7 +47,7 @@ def test_drafters_rest_after_a_few_steps_and_at_once_no_longer() -> None:
 
 
 def test_a_few_are_kept_ready_from_before_a_probe_to_its_end() -> None:
-    gate, ready, probing = SpeculationGate(), [], []
+    gate, ready, probing = opened(), [], []
     for step in range(1, 2 * PROBE_EVERY - READY_BEFORE):
         gate.step(profitable=False)
         ready += [step] if gate.keeps_ready else []
@@ -50,11 +57,14 @@ def test_a_few_are_kept_ready_from_before_a_probe_to_its_end() -> None:
 
 
 def test_probes_that_cost_much_or_find_nothing_come_more_rarely() -> None:
-    found = probes(SpeculationGate(), 80 * PROBE_EVERY)
+    found = probes(opened(), 80 * PROBE_EVERY)
     pauses = [(after - before) // PROBE_EVERY for before, after in pairwise((0, *found))]
     assert pauses[:14] == [1] * 4 + [2] * 4 + [4] * 4 + [8] * 2 and max(pauses) * PROBE_EVERY == PROBE_LAST
-    dear = probes(SpeculationGate(), 50 * PROBE_EVERY, cost=2.0)
-    assert {after - before for before, after in pairwise(dear)} == {int(2.0 * PROBE_STEPS / PROBE_COST)}
+    for cost, steps in ((0.3, PROBE_STEPS), (0.5, 3), (20.0, 1)):
+        dear = probes(SpeculationGate(), int(5 * steps * cost / PROBE_COST), cost=cost)
+        pauses = [after - before for before, after in pairwise(dear)]
+        assert pauses[0] == max(PROBE_EVERY, int(steps * cost / PROBE_COST)), "its cost is a small part of the time"
+        assert cost < 1.0 or len(set(pauses)) == 1
 
 
 def test_what_trees_of_all_cost_is_forgotten_ever_more_rarely_and_first_until_they_paid_for_long() -> None:
@@ -65,3 +75,25 @@ def test_what_trees_of_all_cost_is_forgotten_ever_more_rarely_and_first_until_th
     for _ in range(FORGET_FIRST + 1):
         assert not gate.step(profitable=True)
     assert [step for step in range(1, 2 * FORGET_FIRST) if gate.step(profitable=False)] == [FORGET_FIRST]
+
+
+def test_where_drafters_say_what_rounds_take_a_start_need_not_find_out() -> None:
+    gate = SpeculationGate()
+    gate.know_costs()
+    assert [step for step in range(1, 4 * FORGET_FIRST) if gate.step(profitable=False)] == [
+        FORGET_FIRST,
+        3 * FORGET_FIRST,
+    ]
+
+
+def test_a_probe_that_has_learned_much_is_followed_by_another_at_once() -> None:
+    gate, begun = opened(), []
+    for step in range(1, 3 * PROBE_EVERY):
+        gate.step(profitable=False, learned=gate.probe_ends and len(begun) < 3)
+        begun += [step] if gate.probe_begins else []
+    third = PROBE_EVERY + 2 * PROBE_STEPS
+    assert begun == [PROBE_EVERY, PROBE_EVERY + PROBE_STEPS, third, third + PROBE_EVERY]
+
+
+def test_the_first_probe_of_all_comes_early() -> None:
+    assert probes(SpeculationGate(), 2 * PROBE_EVERY) == [READY_BEFORE, READY_BEFORE + PROBE_EVERY]

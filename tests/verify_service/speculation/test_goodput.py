@@ -76,6 +76,7 @@ def test_nobody_gets_more_than_it_may_have(rates: list[float], depth: int) -> No
 
 def test_plain_decoding_is_probed_now_and_then() -> None:
     made = budget(STEEP)
+    made.gate.open()
     asked = [made.choose_depths([DepthCandidate(accepted(0.1), 63)], 1)[0] > 0 for _ in range(4 * PROBE_EVERY)]
     assert sum(asked[: PROBE_EVERY - 1]) == 0
     assert sum(asked) == pytest.approx(3 * PROBE_STEPS, abs=PROBE_STEPS)
@@ -257,10 +258,10 @@ def test_a_tree_that_one_of_many_requests_missed_is_not_the_share_that_comes() -
 
 def test_a_wait_in_which_the_drafter_catches_up_with_many_is_no_price() -> None:
     made = budget(FLAT, wait=1e-3)
-    before = made.draft_time.per_level(1, 1)
+    before = made.draft_time.seconds(1, 1, 1)
     for _ in range(20):
         made.observe_wait(1.0, asked=1, arrived=1, levels=1, catching_up=True)
-    assert made.draft_time.per_level(1, 1) == before
+    assert made.draft_time.seconds(1, 1, 1) == before
     for _ in range(20):
         made.observe_wait(1.0, asked=1, arrived=1, levels=1)
-    assert made.draft_time.per_level(1, 1) > 10 * before
+    assert made.draft_time.seconds(1, 1, 1) > 10 * before

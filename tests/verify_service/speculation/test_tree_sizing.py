@@ -251,6 +251,7 @@ def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
             return [1] * len(bidders)
 
     made = Probing(StepTimeModel(DEAR))
+    made.gate.open()
     wishes, states = TreeSizer(made, 32), requests(9)
     depths = rested(wishes, states, UNTIL_READY)
     assert sum(depths) == 0

@@ -285,6 +285,7 @@ def test_tokens_beyond_either_vocabulary_are_kept_out(model) -> None:
     with pytest.raises(SessionRefusedError):
         proposer.open(1, Opening([5, 512], 2, GREEDY))
     proposer.bind(Target(vocab_size=40, tokenizer_fingerprint="tokenizer", max_context=64))
+    assert {(1, 1), (1, proposer.max_depth)} <= {(cost.requests, cost.levels) for cost in proposer.round_costs}
     for session, sampling in enumerate((GREEDY, SAMPLED, PENALISED, BIASED), 2):
         proposer.open(session, Opening([5, 6, 7], 2, sampling))
         assert max(tree_of(proposer, session).token_ids) < 40

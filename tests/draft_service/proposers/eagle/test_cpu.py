@@ -116,6 +116,7 @@ def test_text_is_computed_from_target_states_however_it_came(layout, tmp_path):
     states = torch.randn(30, 96, generator=generator).bfloat16()
     proposer.bind(TARGET)
     assert proposer.feature_boundaries == (2, 6, 9)
+    assert {(1, 1), (1, proposer.max_depth)} <= {(cost.requests, cost.levels) for cost in proposer.round_costs}
 
     fed(proposer, 1, tokens[:9], states)
     assert proposer.propose([DraftRequest(1, 64, 63)]) == [None]  # more rows than a chunk

@@ -251,6 +251,7 @@ def test_ids_that_the_target_has_not_are_not_drafted(tmp_path):
     for layout in (EAGLE3["whole vocabulary"], EAGLE3["offsets alone"]):
         _, proposer = proposers(tmp_path, layout, max_depth=2, top_k=4, max_nodes=20, max_context=64)
         proposer.bind(Target(40, "", 512, hidden_size=32, num_layers=12))
+        assert {(1, 1), (1, 2)} <= {(cost.requests, cost.levels) for cost in proposer.round_costs}
         tokens, states = random_text(9)
         proposer.open(1, Opening([token % 40 for token in tokens], 2, Sampling(temperature=1.0)))
         proposer.take_features(1, 0, states[:8])

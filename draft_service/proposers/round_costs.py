@@ -1,0 +1,88 @@
+"""What rounds of a proposer take, measured before it is offered: verify weighs trees by that from the first step on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+
+from draft_service.proposers.base import DraftRequest, Opening, Proposer, Sampling, SessionRefusedError
+from slipstream_kernels.draft_protocol.records import RoundCost
+
+_log = logging.getLogger(__name__)
+
+REQUESTS = (1, 4, 16, 64)
+ROUNDS = 3
+"""Of which the quickest counts: the first may capture a graph."""
+MOST_SECONDS = 0.3
+"""Of all rounds, by which a further number of requests must be expected to be measured: others are extrapolated."""
+NODES = 16
+"""Of a level of all trees together, as verify asks for at first."""
+
+
+def measure_rounds(
+    proposer: Proposer, width: int = 0, clock: Callable[[], float] = perf_counter
+) -> tuple[RoundCost, ...]:
+    """Measure rounds of greedy sessions with one level and with all; only while no session is open.
+
+    width: numbers of a token's states, for a proposer that reads them. Rounds that not all sessions get a tree of say
+    nothing, and end it; what fails does, too, and is logged.
+    """
+    costs: list[RoundCost] = []
+    begun = clock()
+    for count in REQUESTS:
+        if costs and clock() - begun + count * costs[-1].seconds / costs[-1].requests > MOST_SECONDS:
+            break
+        try:
+            measured = _measure(proposer, count, width, clock, begun + MOST_SECONDS)
+        except SessionRefusedError:
+            break
+        except Exception:  # noqa: BLE001 (it may draft all the same)
+            _log.exception("rounds of %s for %d requests cannot be measured", proposer.name, count)
+            break
+        if not measured:
+            break
+        costs += measured
+    return tuple(costs)
+
+
+def _measure(proposer: Proposer, count: int, width: int, clock: Callable[[], float], until: float) -> list[RoundCost]:
+    """Rounds of so many requests; none where not all of them get trees. From `until` on each is measured once."""
+    sessions = range(0, -count, -1)
+    opened: list[int] = []
+    costs: list[RoundCost] = []
+    try:
+        for session in sessions:
+            proposer.open(session, Opening([0, 0], 1, sampling=Sampling(temperature=0.0)))
+            opened.append(session)
+        _give_states(proposer, opened, 0, width)
+        length = 1
+        for levels in sorted({1, proposer.max_depth}):
+            seconds: list[float] = []
+            nodes = min(proposer.max_nodes, 1 + levels * max(1, NODES // count))
+            for _ in range(ROUNDS):
+                asked = [DraftRequest(session, nodes, levels) for session in sessions]
+                at = clock()
+                trees = proposer.propose(asked)
+                seconds.append((ends := clock()) - at)
+                if not all(trees):
+                    return []
+                for session in sessions:
+                    proposer.commit(session, [0])
+                _give_states(proposer, opened, length, width)
+                length += 1
+                if ends > until:
+                    break
+            if min(seconds) > 0.0:
+                costs.append(RoundCost(count, levels, min(seconds)))
+    finally:
+        for session in opened:
+            proposer.close(session)
+    return costs
+
+
+def _give_states(proposer: Proposer, sessions: Sequence[int], position: int, width: int) -> None:
+    for session in sessions if width else ():
+        proposer.take_features(session, position, torch.zeros(1, width, dtype=torch.bfloat16))

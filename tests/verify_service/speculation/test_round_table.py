@@ -1,0 +1,55 @@
+"""What rounds take between and beyond what drafters say of them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream_kernels.draft_protocol.records import RoundCost
+from verify_service.core.step_time_model import StepTimeModel
+from verify_service.speculation.round_table import LEAST_SECONDS, RoundTable
+
+PASSES = StepTimeModel([(1, 1, 4e-3), (16, 16, 5e-3), (64, 64, 8e-3), (256, 256, 24e-3)])
+
+
+def table(*costs: tuple[int, int, float]) -> RoundTable:
+    return RoundTable([RoundCost(*cost) for cost in costs], PASSES)
+
+
+def test_between_what_was_said_rounds_lie_on_lines() -> None:
+    said = table((1, 1, 1e-3), (1, 5, 3e-3), (17, 1, 2e-3), (17, 5, 6e-3))
+    assert said.seconds(1, 1) == pytest.approx(1e-3)
+    assert said.seconds(1, 3) == pytest.approx(2e-3)
+    assert said.seconds(9, 5) == pytest.approx(4.5e-3)
+    assert said.seconds(17, 9) == pytest.approx(10e-3)
+
+
+def test_beyond_the_most_requests_rounds_grow_as_passes_do() -> None:
+    said = table((64, 1, 1e-3), (64, 5, 3e-3))
+    assert said.seconds(256, 5) == pytest.approx(3 * said.seconds(64, 5))
+    assert said.seconds(1, 5) == pytest.approx(3e-3)
+
+
+def test_rounds_of_one_depth_say_what_others_take_all_the_same() -> None:
+    said = table((1, 4, 6e-3))
+    assert said.seconds(1, 4) == pytest.approx(6e-3)
+    assert said.seconds(1, 1) < said.seconds(1, 2) < 6e-3
+
+
+@given(
+    costs=st.lists(
+        st.tuples(st.integers(1, 65_536), st.integers(1, 63), st.floats(5e-324, 60.0)), min_size=1, max_size=64
+    ),
+    requests=st.integers(1, 1000),
+    levels=st.integers(1, 63),
+)
+def test_whatever_is_said_rounds_take_some_time_and_more_of_them_no_less(
+    costs: list[tuple[int, int, float]], requests: int, levels: int
+) -> None:
+    said = table(*costs)
+    more = [said.seconds(requests + further, levels) for further in (0, 1, 10, 100)]
+    assert all(LEAST_SECONDS <= few <= many < 1e9 for few, many in pairwise(more))
+    assert said.seconds(requests, levels) <= said.seconds(requests, levels + 1)
