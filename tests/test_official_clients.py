@@ -143,9 +143,17 @@ def test_a_loop_of_parallel_strict_calls(client: openai.OpenAI, server: Server) 
         assert final.choices[0].finish_reason in ("stop", "tool_calls")
 
 
-def test_the_input_of_a_custom_tool_matches_its_grammar(client: openai.OpenAI) -> None:
-    definition = r'SELECT "[a-z]{1,5}"\n  FROM \\[a-z]{1,5};'
-    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": definition}}
+QUERY = r'SELECT "[a-z]{1,5}"\n  FROM \\[a-z]{1,5};'
+QUERY_IN_LARK = r"""
+start: "SELECT " QUOTED "\n  FROM \\" NAME ";"
+QUOTED: "\"" NAME "\""
+NAME: /[a-z]{1,5}/
+"""
+
+
+@pytest.mark.parametrize(("syntax", "definition"), [("regex", QUERY), ("lark", QUERY_IN_LARK)])
+def test_the_input_of_a_custom_tool_matches_its_grammar(client: openai.OpenAI, syntax: str, definition: str) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
     tool: Any = {"type": "custom", "custom": {"name": "query", "format": form}}
     named: Any = {"type": "custom", "custom": {"name": "query"}}
     asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "tools": [tool], "max_tokens": 200, "seed": 1}
@@ -153,7 +161,7 @@ def test_the_input_of_a_custom_tool_matches_its_grammar(client: openai.OpenAI) -
         options = asked | {"tool_choice": choice, "parallel_tool_calls": False}
         (call,) = client.chat.completions.create(**options).choices[0].message.tool_calls
         assert (call.type, call.custom.name) == ("custom", "query")
-        assert re.fullmatch(definition, call.custom.input)
+        assert re.fullmatch(QUERY, call.custom.input)
         chunks = client.chat.completions.create(**options, stream=True)
         entries = [entry for chunk in chunks for entry in chunk.choices[0].delta.tool_calls or ()]
         assert "".join(entry.custom["input"] for entry in entries) == call.custom.input
