@@ -1,7 +1,8 @@
 """Teaches the demo models tools and JSON: `python -m training.demo_models.tool_use --models DIR ...`.
 
 The target goes on learning on conversations made by code, held to what it was elsewhere; then the draft model and the
-EAGLE-3 head go on with the target's own answers. Each model is put into --out as soon as it is done.
+EAGLE-3 head go on with the target's own answers. Each model is put into --out as soon as it is done, and with --install
+all three take the place of those in --models at the end.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from training.demo_models.sampler import generate
 from training.demo_models.target import frozen_copy
 from training.demo_models.tokenizer import chat_prompt, stop_ids
 from training.demo_models.tool_use.head import MemoryFeatures, first_of, head_settings, measured, run, states_of
+from training.demo_models.tool_use.install import HEAD_NAME, install
 from training.demo_models.tool_use.judge import cases, judged
 from training.demo_models.tool_use.learn import (
     Answered,
@@ -45,7 +47,6 @@ from training.demo_models.tool_use.learn import (
 from training.demo_models.tool_use.prepare import HELDOUT_SEED, Prepared
 from training.demo_models.tool_use.settings import Options, parse
 
-HEAD_NAME = "slipstream-demo-eagle3"
 PIECE_BYTES = 15_000_000
 HEAD_START_SECONDS = 12.0
 """What a run of `fit` takes beside its steps."""
@@ -230,6 +231,8 @@ def main(arguments: list[str] | None = None) -> None:
     stages.head(target, said)
     stages.progress.say("done")
     stages.keep("done", {"seconds": round(stages.progress.elapsed, 1)})
+    if options.install:
+        install(options.out, options.models)
 
 
 if __name__ == "__main__":

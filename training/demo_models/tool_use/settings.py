@@ -69,6 +69,7 @@ class Options:
     device: str
     compile: bool
     workers: int
+    install: bool = False
     recipe: Continuation = field(default_factory=Continuation)
 
 
@@ -86,6 +87,7 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--device", default="cuda", help="torch device (default cuda)")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="use torch.compile")
     parser.add_argument("--workers", type=int, default=14, help="processes that make and tokenise text")
+    parser.add_argument("--install", action="store_true", help="replace the models in --models at the end")
     recipe = parser.add_argument_group("recipe")
     for entry in dataclasses.fields(Continuation):
         default: Any = entry.default
