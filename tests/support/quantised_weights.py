@@ -46,6 +46,28 @@ def random_weight(
     return QuantisedWeight(number, codes, scales.to(dtype), points, group)
 
 
+def usual_weight(
+    number: Any,
+    outputs: int,
+    inputs: int,
+    *,
+    group: int,
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    deviation: float = 100,
+) -> QuantisedWeight:
+    """As rounding makes them of random weights: scales above zero, few codes of e4m3 near zero, no zero points.
+
+    deviation: of e4m3's numbers, of which the largest is 448.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weight = random_weight(number, outputs, inputs, group=group, seed=seed, dtype=dtype)
+    if number == "e4m3":
+        numbers = torch.randn(outputs, inputs, generator=generator) * deviation
+        weight.codes.copy_(numbers.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8))
+    return QuantisedWeight(number, weight.codes, weight.scales.abs() + 2.0**-20, None, group)
+
+
 def bits_of(tensor: torch.Tensor) -> np.ndarray:
     """uint16 of bfloat16."""
     return tensor.contiguous().view(torch.uint16).numpy()

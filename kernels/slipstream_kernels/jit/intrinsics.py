@@ -28,6 +28,11 @@ def _declare(builder: Any, name: str, result: Any, parameters: list[Any]) -> Any
     return declared or ir.Function(builder.module, ir.FunctionType(result, parameters), name)
 
 
+def call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """What LLVM's intrinsic of a name gives."""
+    return builder.call(_declare(builder, name, result, [each.type for each in arguments]), arguments)
+
+
 def define(signature: Any, emit: Callable[..., Any], parameters: int) -> Callable[..., Any]:
     """An intrinsic of fixed signature; `emit(builder, values)` writes its code and returns the result, if any."""
 
@@ -41,6 +46,7 @@ def define(signature: Any, emit: Callable[..., Any], parameters: int) -> Callabl
         1: lambda context, a: (signature, codegen),
         2: lambda context, a, b: (signature, codegen),
         3: lambda context, a, b, c: (signature, codegen),
+        4: lambda context, a, b, c, d: (signature, codegen),
         5: lambda context, a, b, c, d, e: (signature, codegen),
         6: lambda context, a, b, c, d, e, f: (signature, codegen),
         7: lambda context, a, b, c, d, e, f, g: (signature, codegen),
@@ -87,8 +93,7 @@ def round_pair(builder: Any, low: Any, high: Any) -> Any:
     An instruction of processors with AVX512-BF16.
     """
     halves = ir.VectorType(I16, 2 * LANES)
-    name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * LANES}"
-    return builder.call(_declare(builder, name, halves, [VECTOR, VECTOR]), [high, low])
+    return call(builder, f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * LANES}", halves, [high, low])
 
 
 def fold_lanes(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -142,6 +147,12 @@ def loop(
     builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
     builder.position_at_end(after)
     return results
+
+
+def opaque_mask(builder: Any, mask: Any) -> Any:
+    """A mask of 64 bits in a register of AVX-512, of whose value the optimiser knows nothing."""
+    value = builder.asm(ir.FunctionType(I64, [I64]), "", "=k,0", [builder.bitcast(mask, I64)], False)
+    return builder.bitcast(value, mask.type)
 
 
 def zero_vector() -> Any:

@@ -12,11 +12,16 @@ import numpy.typing as npt
 
 from slipstream_kernels.jit.arrays import aligned_empty
 from slipstream_kernels.jit.compiler import kernel
-from slipstream_kernels.jit.intrinsics import pointer_f32
+from slipstream_kernels.jit.intrinsics import pointer_f32, pointer_u8
 from slipstream_kernels.ops.linear import BLOCK, ROW_GROUP, linear_block, linear_tasks
 from slipstream_kernels.ops.quantised.decoding import decode_group, one_row
+from slipstream_kernels.ops.quantised.lookup import decode_by_tables, row_by_tables
+from slipstream_kernels.ops.quantised.lookup_packing import LOOKED_UP, SCALES_AT, TABLES_BYTES, record_bytes
 from slipstream_kernels.ops.quantised.packing import KINDS, PackedWeight, elements_of
 from slipstream_kernels.ops.quantised.row_sums import add_rows
+
+_E4M3, _INT8, _INT4 = KINDS.values()
+_E4M3_TABLES, _INT4_TABLES = LOOKED_UP.values()
 
 _CHUNK = 128
 """Inputs that are decoded at a time: 16 KiB, which stay in the nearest cache."""
@@ -26,35 +31,82 @@ ROOM_BYTES = (_CHUNK // 2 + ROW_GROUP) * BLOCK * 4
 
 _row_e4m3, _row_int8, _row_int4 = (one_row(kind) for kind in KINDS.values())
 _decode_e4m3, _decode_int8, _decode_int4 = (decode_group(kind) for kind in KINDS.values())
+_row_e4m3_tables, _row_int4_tables = (row_by_tables(kind) for kind in LOOKED_UP.values())
+_decode_e4m3_tables, _decode_int4_tables = (decode_by_tables(kind) for kind in LOOKED_UP.values())
 
 
 @kernel
-def _add_group(
-    kind: int, x: int, rows: int, size: int, codes: int, count: int, scales: int, zeros: int, sums: int, decoded: int
-) -> None:
-    """Add `count` words of each column, of one group, to the sums of rows of x, which lie `size` floats apart."""
-    if rows > 1:
-        if kind == 1:
-            _decode_e4m3(codes, count, scales, zeros, decoded)
-        elif kind == 2:
-            _decode_int8(codes, count, scales, zeros, decoded)
-        else:
-            _decode_int4(codes, count, scales, zeros, decoded)
-        add_rows(x, rows, size, decoded, count * (8 if kind == 3 else 4), sums)
-    elif kind == 1:
+def _elements(kind: int) -> int:
+    return 8 if kind in (_INT4, _INT4_TABLES) else 4
+
+
+@kernel
+def _run(flags: int, count: int) -> int:
+    """How many of `count` flags are as the first."""
+    values = pointer_u8(flags)
+    run = 1
+    while run < count and values[run] == values[0]:
+        run += 1
+    return run
+
+
+@kernel
+def _add_to_row(kind: int, x: int, codes: int, count: int, scales: int, zeros: int, sums: int) -> None:
+    """Add `count` words of each column, of one group, to the sums of one row. zeros: of tables their flags."""
+    if kind == _E4M3:
         _row_e4m3(x, codes, count, scales, zeros, sums)
-    elif kind == 2:
+    elif kind == _INT8:
         _row_int8(x, codes, count, scales, zeros, sums)
-    else:
+    elif kind == _INT4:
         _row_int4(x, codes, count, scales, zeros, sums)
+    elif kind == _E4M3_TABLES:
+        at = 0
+        while at < count:
+            run = _run(zeros + at, count - at)
+            word = codes + at * BLOCK * 4
+            if pointer_u8(zeros)[at]:
+                _row_e4m3(x + at * 16, word, run, scales + SCALES_AT, scales, sums)
+            else:
+                _row_e4m3_tables(x + at * 16, word, run, scales, sums)
+            at += run
+    else:
+        _row_int4_tables(x, codes, count, scales, sums)
+
+
+@kernel
+def _decode(kind: int, codes: int, count: int, scales: int, zeros: int, target: int) -> None:
+    """The same words as `linear` has its weights."""
+    if kind == _E4M3:
+        _decode_e4m3(codes, count, scales, zeros, target)
+    elif kind == _INT8:
+        _decode_int8(codes, count, scales, zeros, target)
+    elif kind == _INT4:
+        _decode_int4(codes, count, scales, zeros, target)
+    elif kind == _E4M3_TABLES:
+        at = 0
+        while at < count:
+            run = _run(zeros + at, count - at)
+            word, to = codes + at * BLOCK * 4, target + at * 4 * BLOCK * 2
+            if pointer_u8(zeros)[at]:
+                _decode_e4m3(word, run, scales + SCALES_AT, scales, to)
+            else:
+                _decode_e4m3_tables(word, run, scales, to)
+            at += run
+    else:
+        _decode_int4_tables(codes, count, scales, target)
 
 
 @kernel
 def _quantised_block(
-    kind: int, x: int, rows: int, size: int, codes: int, scales: int, zeros: int, group: int, room: int
+    kind: int, block: int, x: int, rows: int, size: int, codes: int, scales: int, zeros: int, group: int, room: int
 ) -> None:
-    """Sums of a block, float32 [rows, 64] at `room`."""
-    elements = 8 if kind == 3 else 4
+    """Sums of a block, float32 [rows, 64] at `room`. x: rows that lie `size` floats apart."""
+    elements = _elements(kind)
+    tables = kind >= _E4M3_TABLES
+    step = record_bytes(kind, group) if tables else BLOCK * 4
+    codes += block * (size // elements) * BLOCK * 4
+    scales += block * ((size + group - 1) // group) * step
+    zeros += block * ((size + group - 1) // group) * step
     decoded = room + ROW_GROUP * BLOCK * 4
     sums = pointer_f32(room)
     for i in range(rows * BLOCK):
@@ -62,13 +114,19 @@ def _quantised_block(
     start = 0
     while start < size:
         stop = min(start + group, size)
+        flags = scales + TABLES_BYTES if tables else zeros
         while start < stop:
             count = (min(stop - start, _CHUNK) if rows > 1 else stop - start) // elements
-            _add_group(kind, x + start * 4, rows, size, codes, count, scales, zeros, room, decoded)
+            if rows == 1:
+                _add_to_row(kind, x + start * 4, codes, count, scales, flags, room)
+            else:
+                _decode(kind, codes, count, scales, flags, decoded)
+                add_rows(x + start * 4, rows, size, decoded, count * elements, room)
             codes += count * BLOCK * 4
             start += count * elements
-        scales += BLOCK * 4
-        zeros += BLOCK * 4
+            flags += count if tables else 0
+        scales += step
+        zeros += step
 
 
 @kernel
@@ -89,7 +147,7 @@ def weight_task(
     addend_stride: int,
     room: int,
 ) -> None:
-    """As `linear_task`, of a weight of any kind: packed for `linear`, or codes with their scales and zero points.
+    """As `linear_task`, of a weight of any kind: packed for `linear`, or the arrays of a `PackedWeight`.
 
     `room`: `ROOM_BYTES` of a thread; of bfloat16 weights none.
     """
@@ -102,9 +160,7 @@ def weight_task(
     if kind == 0:
         linear_block(x, rows, size, weight + block * size * BLOCK * 2, out, out_stride, addend, addend_stride)
         return
-    weight += block * (size // (8 if kind == 3 else 4)) * BLOCK * 4
-    groups = (size + group - 1) // group * BLOCK * 4
-    _quantised_block(kind, x, rows, size, weight, scales + block * groups, zeros + block * groups, group, room)
+    _quantised_block(kind, block, x, rows, size, weight, scales, zeros, group, room)
     for row in range(rows):
         sums, addends = pointer_f32(room + row * BLOCK * 4), pointer_f32(addend + row * addend_stride * 4)
         outs = pointer_f32(out + row * out_stride * 4)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from slipstream_kernels.ops.linear import ROW_GROUP, linear, pack_weight, padded
-from slipstream_kernels.ops.quantised.packing import can_pack, pack_quantised
+from slipstream_kernels.ops.quantised.instructions import LOOKS_UP
+from slipstream_kernels.ops.quantised.packing import LOOKED_UP, can_pack, pack_quantised
 from slipstream_kernels.ops.quantised_linear import quantised_linear
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
-from support.quantised_weights import NUMBERS, random_weight
+from support.quantised_weights import NUMBERS, random_weight, usual_weight
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 30, ROW_GROUP - 1, ROW_GROUP, ROW_GROUP + 1, 2 * ROW_GROUP + 7, 700, 2048)
 
@@ -21,8 +22,9 @@ def random_rows(rows: int, inputs: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, inputs)).astype(np.float32)
 
 
-def same_bits(x: np.ndarray, weight: QuantisedWeight, bias: np.ndarray | None = None) -> bool:
-    got, expected = quantised_linear(x, pack_quantised(weight), bias), linear(x, pack_weight(decode(weight)), bias)
+def same_bits(x: np.ndarray, weight: QuantisedWeight, bias: np.ndarray | None = None, *, tables: bool = False) -> bool:
+    packed = pack_quantised(weight, tables)
+    got, expected = quantised_linear(x, packed, bias), linear(x, pack_weight(decode(weight)), bias)
     return np.array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 
@@ -72,9 +74,58 @@ def test_every_code_at_every_place(number: Any) -> None:
     weight = QuantisedWeight(number, codes, scales, None, 512 if number == "int4" else 256)
     one_hot = np.eye(weight.shape[1], dtype=np.float32)
     expected = decode(weight).float().numpy().T
-    assert np.array_equal(quantised_linear(one_hot, pack_quantised(weight)), expected)
-    alone = [quantised_linear(row[None], pack_quantised(weight))[0] for row in one_hot]
+    assert np.array_equal(quantised_linear(one_hot, pack_quantised(weight, tables=False)), expected)
+    alone = [quantised_linear(row[None], pack_quantised(weight, tables=False))[0] for row in one_hot]
     assert np.array_equal(np.stack(alone), expected)
+
+
+@pytest.mark.skipif(not LOOKS_UP, reason="the processor has no such instructions")
+@pytest.mark.parametrize("number", ["e4m3", "int4"])
+@pytest.mark.parametrize(("outputs", "inputs", "group"), [(64, 32, 32), (100, 384, 128), (130, 200, 200), (8, 424, 96)])
+def test_weights_that_are_looked_up(number: str, outputs: int, inputs: int, group: int) -> None:
+    bias = random_rows(1, padded(outputs))[0]
+    for deviation in (100, 10):
+        weight = usual_weight(number, outputs, inputs, group=group, deviation=deviation)
+        weight.scales[1], weight.codes[2] = 0, 0
+        if number == "e4m3":
+            weight.scales[::3] *= -1
+        assert pack_quantised(weight, tables=True).kind in LOOKED_UP.values()
+        for rows in (*range(1, 21), ROW_GROUP + 3):
+            assert same_bits(random_rows(rows, inputs), weight, bias, tables=True), rows
+
+
+@pytest.mark.skipif(not LOOKS_UP, reason="the processor has no such instructions")
+@pytest.mark.parametrize("number", ["e4m3", "int4"])
+@pytest.mark.parametrize("seed", range(4))
+def test_looked_up_weights_with_scales_of_any_size(number: str, seed: int) -> None:
+    weight = random_weight(number, 128, 512, group=32, seed=seed, hostile=True)
+    scales = weight.scales.clamp(-127.99, 127.99) if number == "e4m3" else weight.scales.abs()
+    weight = QuantisedWeight(weight.number, weight.codes, scales, None, weight.group)
+    if number == "e4m3":
+        weight.codes[:, ::7] &= 0xF8  # four in a row without zeros and denormal numbers
+        weight.codes[:, :256] |= 0x20
+        weight.codes[(weight.codes & 0x7F) == 0x7F] = 0x7E
+    assert pack_quantised(weight, tables=True).kind in LOOKED_UP.values()
+    assert all(same_bits(random_rows(rows, 512), weight, tables=True) for rows in (1, 5))
+
+
+@pytest.mark.skipif(not LOOKS_UP, reason="the processor has no such instructions")
+@pytest.mark.parametrize("number", ["e4m3", "int4"])
+def test_every_code_with_every_mantissa_of_a_scale(number: Any) -> None:
+    """Rows hold one code each, at all places but one, which has the largest number."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat_interleave(4)[:, None].repeat(1, 32)
+    codes[(codes & 0x7F) == 0x7F] = 0x7E
+    if number == "e4m3":
+        codes[:, 0] = 0x7E
+    else:
+        codes = codes[:, :16]
+    scales = (torch.arange(1024) % 97 * 0.013 + 1)[:, None]
+    weight = QuantisedWeight(number, codes, scales, None, 32)
+    one_hot = np.eye(32, dtype=np.float32)
+    expected = decode(weight).float().numpy().T
+    for row in (one_hot, *one_hot[:, None][::5]):
+        got = quantised_linear(row, pack_quantised(weight, tables=True))
+        assert np.array_equal(got, expected if len(row) > 1 else expected[row.argmax()][None])
 
 
 def test_sizes_that_differ_and_no_rows() -> None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
 
 from slipstream_kernels.jit import intrinsics as llvm
-from slipstream_kernels.jit.compiler import numba_config
 from slipstream_kernels.ops.linear import BLOCK
+from slipstream_kernels.ops.quantised.instructions import ROUNDS
 from slipstream_kernels.ops.quantised.packing import KINDS, RAISED, elements_of
 
 VECTORS = BLOCK // llvm.LANES
@@ -24,18 +23,6 @@ VECTORS = BLOCK // llvm.LANES
 
 _WORDS = ir.VectorType(llvm.I32, llvm.LANES)
 _HALVES = ir.VectorType(llvm.I16, 2 * llvm.LANES)
-
-
-def processor_has(*features: str) -> bool:
-    """Whether kernels may use instructions, by their names in LLVM: this machine's, unless numba is told otherwise."""
-    if numba_config.CPU_NAME or numba_config.CPU_FEATURES:
-        return False
-    has = llvmlite.binding.get_host_cpu_features()
-    return all(has.get(feature, False) for feature in features)
-
-
-ROUNDS = processor_has("avx512f", "avx512bf16")
-"""Whether this machine rounds vectors to bfloat16 in one instruction."""
 
 
 def _fill(value: int) -> Any:

@@ -16,13 +16,13 @@ import torch
 
 from slipstream_kernels.jit.arrays import aligned
 from slipstream_kernels.ops.linear import BLOCK, padded
+from slipstream_kernels.ops.quantised.instructions import LOOKS_UP
+from slipstream_kernels.ops.quantised.lookup_packing import E4M3_EXPONENT, LOOKED_UP, can_look_up, pack_tables
 from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight, doubled, halves, implied_zero
 
 KINDS: dict[Number, int] = {"e4m3": 1, "int8": 2, "int4": 3}
-"""What kernels call a number; 0 is bfloat16."""
+"""What kernels call a number; 0 is bfloat16. Of weights that are looked up in tables: `LOOKED_UP`."""
 
-E4M3_EXPONENT = 120
-"""Between e4m3's bias and float32's, 127 - 7: bits of e4m3 in the place of float32's are a float 2^120 too small."""
 RAISED = 23
 """A whole number below 2^23 in the low bits of float32's 2^23 adds itself."""
 
@@ -34,7 +34,7 @@ LEAST_SCALE = {"e4m3": 2.0**-117, "int8": 2.0**-126, "int4": 2.0**-126, "e2m1": 
 
 def elements_of(kind: int) -> int:
     """Of a word."""
-    return 8 if kind == KINDS["int4"] else 4
+    return 8 if kind in (KINDS["int4"], LOOKED_UP["int4"]) else 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,13 @@ class PackedWeight:
     """A quantised weight [N, K] as the kernels read it.
 
     codes: uint32 [ceil(N / 64), K / c, 64]. scales, zeros: float32 [ceil(N / 64), groups, 64]; zeros have 2^23 added,
-    and scales of e4m3 are 2^120 times as large.
+    and scales of e4m3 are 2^120 times as large. Of weights that are looked up, scales are the records of
+    `lookup_packing`, and there are no zeros.
     """
 
     kind: int
     codes: npt.NDArray[np.uint32]
-    scales: npt.NDArray[np.float32]
+    scales: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
     zeros: npt.NDArray[np.float32]
     group: int
 
@@ -70,9 +71,13 @@ def can_pack(weight: QuantisedWeight) -> bool:
     return weight.number != "e4m3" or bool((sizes < _LARGEST_E4M3_SCALE).all())
 
 
-def pack_quantised(weight: QuantisedWeight) -> PackedWeight:
-    """A copy, of a weight that `can_pack`; e2m1 takes 8 bits here."""
+def pack_quantised(weight: QuantisedWeight, tables: bool = LOOKS_UP) -> PackedWeight:
+    """A copy, of a weight that `can_pack`; e2m1 takes 8 bits here. tables: for lookups where the weight allows them."""
     weight = doubled(weight) if weight.number == "e2m1" else weight
+    if tables and can_look_up(weight):
+        words, records = pack_tables(weight)
+        kind = LOOKED_UP[weight.number]
+        return PackedWeight(kind, words, records, np.zeros(0, np.float32), min(weight.group, weight.shape[1]))
     kind, (outputs, inputs) = KINDS[weight.number], weight.shape
     elements = elements_of(kind)
     bits = 32 // elements
