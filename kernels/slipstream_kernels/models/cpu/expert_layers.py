@@ -21,7 +21,7 @@ from slipstream_kernels.ops.quantised_linear import weight_task
 from slipstream_kernels.ops.silu_mul import silu_mul_row
 
 MATRIX = np.dtype([(name, np.int64) for name in ("kind", "weight", "scales", "zeros", "group", "bias")])
-"""kind: 0 of a bfloat16 weight, else one of `quantised_linear.KINDS`; addresses of its arrays; its group. bias: of a
+"""kind: 0 of a bfloat16 weight, else one of `packing.KINDS`; addresses of its arrays; its group. bias: of a
 router and of experts, the address of float32 of padded width; 0: there is none."""
 
 SIZES = (
