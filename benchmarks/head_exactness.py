@@ -25,14 +25,13 @@ from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_HEAD, DEMO_MODEL
 from benchmarks.local_engine.figures import Figures
 from benchmarks.local_engine.local_loop import EngineConfig, Job
-from benchmarks.local_engine.measured_model import make_weights, start_model
+from benchmarks.local_engine.measured_model import MeasuredModel, make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import chat_token_ids
 from benchmarks.local_engine.random_budgets import random_budgets
 from benchmarks.local_engine.speculative_loop import Drafters, plain_loop, speculative_loop
 from slipstream_kernels.draft_protocol.proposer_host import IN_PROCESS
 from slipstream_kernels.models.checkpoint.fingerprint import fingerprint
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
-from verify_service.model_runner.factory import TargetModel
 
 CPU = "cpu"
 BOUNDARIES = 3
@@ -66,7 +65,7 @@ def compare(options: argparse.Namespace) -> list[Figures]:
         ]
         for temperature in TEMPERATURES
     }
-    model: TargetModel
+    model: CausalLM | MeasuredModel
     if options.device == CPU:
         model = CausalLM.load(options.model)
     else:
