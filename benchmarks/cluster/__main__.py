@@ -26,9 +26,10 @@ import re
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.cluster import faults, scenes
+from benchmarks.cluster import faults, plot, scenes
 from benchmarks.cluster.gateways import Gateways
 from benchmarks.cluster.nodes import nodes
 from benchmarks.cluster.scenes import Facts, Members, Setting
@@ -54,9 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=0, help="of this machine, one a replica")
     parser.add_argument("--model", type=Path, help="default: the demo model")
     parser.add_argument("--draft", default="inproc:ngram")
-    parser.add_argument(
-        "--skew", type=int, default=0, help="seconds by which the first raylet's clock is off; takes libfaketime"
-    )
+    parser.add_argument("--plot", type=Path, help="PNG of the scene scale; left out where matplotlib is not installed")
     parser.add_argument("--output", type=Path, help="JSON")
     options = parser.parse_args()
     options.replicas = options.gpus or options.replicas
@@ -65,7 +64,6 @@ def parse() -> argparse.Namespace:
 
 SCENES = {"kill": scenes.kill, "drain": scenes.drain, "scale": scenes.scale, "controller": faults.controller,
           "gateway": faults.gateway, "split": faults.split, "head": faults.head}  # fmt: skip
-LIBRARIES = "*/faketime/libfaketime.so.1"
 
 
 async def scene(name: str, at: Setting) -> Facts:
@@ -103,15 +101,6 @@ def _requests(outcomes: list[Outcome], began: float) -> Facts:
     }
 
 
-def clock(seconds: int) -> dict[str, str]:
-    """The environment of processes whose clock is off; what they measure by the monotonic one is not."""
-    libraries = sorted(Path("/usr/lib").glob(LIBRARIES))
-    if not libraries:
-        raise SystemExit(f"--skew takes libfaketime, and there is no /usr/lib/{LIBRARIES}")
-    return {"LD_PRELOAD": str(libraries[0]), "FAKETIME": f"{seconds:+d}", "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # fmt: skip
-
-
 def main() -> int:
     options = parse()
     model = resolve_model(options.model)
@@ -119,8 +108,8 @@ def main() -> int:
     facts: Facts = {"machine": gpu_machine("cuda" if options.gpus else "cpu"), "streams": options.streams}
     head = ("--num-cpus=16", f"--num-gpus={options.gpus}") if options.gpus else ("--num-cpus=0", "--num-gpus=0")
     with nodes(head) as ray:
-        for index in range(0 if options.gpus else options.raylets):
-            ray.add(("--num-cpus=2", "--num-gpus=0"), clock(options.skew) if index == 0 and options.skew else None)
+        for _ in range(0 if options.gpus else options.raylets):
+            ray.add(("--num-cpus=2", "--num-gpus=0"))
         up = ("up", "--model", str(model), "--draft", options.draft, *device, "--directory-port", "0",
               "--standby", str(options.standby))  # fmt: skip
         greeting = ray.cluster(*up, "--replicas", str(options.replicas))
@@ -139,6 +128,8 @@ def main() -> int:
                 print(name, shown, flush=True)
                 if options.output:
                     write_json(options.output, facts)
+        if options.plot and "scale" in facts and find_spec("matplotlib"):
+            plot.draw(options.plot, facts["scale"])
         with suppress(Exception):  # whatever is left ends with Ray
             ray.cluster("down", "--drain-seconds", "1")
     bad = [

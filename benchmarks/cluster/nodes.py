@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +36,9 @@ class Nodes:
         own = ("--temp-dir", str(folder), "--ray-client-server-port", client_port)
         self.address = self._add("", (*head_flags, *own))
 
-    def add(self, flags: Sequence[str], added: Mapping[str, str] | None = None) -> None:
-        """One more node, with more in its environment."""
-        self._add(self.address, flags, added)
+    def add(self, flags: Sequence[str]) -> None:
+        """One more node."""
+        self._add(self.address, flags)
 
     def kill_raylet(self, worker: int) -> None:
         """SIGKILL the raylet under which a worker runs."""
@@ -76,9 +76,9 @@ class Nodes:
         found: dict[str, Any] = json.loads(self.cluster("status", "--json"))
         return found
 
-    def _add(self, address: str, flags: Sequence[str], added: Mapping[str, str] | None = None) -> str:
+    def _add(self, address: str, flags: Sequence[str]) -> str:
         log = self._folder / f"node{len(self._started)}.log"
-        node = self._start(log, address=address, port=free_ports(1)[0], flags=flags, added=added)
+        node = self._start(log, address=address, port=free_ports(1)[0], flags=flags)
         self._started.append(node)
         self._stack.callback(node.process.wait, END_SECONDS)
         self._stack.callback(node.process.signal, signal.SIGTERM)

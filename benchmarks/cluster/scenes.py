@@ -115,13 +115,20 @@ async def drain(at: Setting) -> Facts:
 
 async def scale(at: Setting) -> Facts:
     """Few streams, all, few again; how many replicas served when."""
-    began = time.perf_counter()
+    began, steps = time.perf_counter(), []
     for streams in (LULL_STREAMS, at.options.streams, LULL_STREAMS):
         at.traffic.streams = streams
+        steps.append((round(time.perf_counter() - began, 1), streams))
         await asyncio.sleep(at.options.seconds / 3)
-    counts = [
+    counts = [(0.0, len(at.members.lists[0][1]))] + [
         (round(at - began, 1), sum(not each.draining for each in listed))
         for at, listed in at.members.lists
         if at > began
     ]
-    return {"replicas_at_seconds": counts, "most": max((count for _, count in counts), default=1)}
+    steps.append((round(time.perf_counter() - began, 1), LULL_STREAMS))
+    counts.append((steps[-1][0], counts[-1][1]))
+    return {
+        "streams_at_seconds": steps,
+        "replicas_at_seconds": counts,
+        "most": max((count for _, count in counts), default=1),
+    }
