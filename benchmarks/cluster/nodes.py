@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from launcher.cluster.ray_session import RayNode
 
 END_SECONDS = 30.0
+TRIES = 4
+"""Of a node's start: Ray gives it up after 30 s, which on a busy machine is soon."""
 
 
 class Nodes:
     """Ray's processes; those killed are not started again by themselves. Within `nodes`."""
 
     def __init__(self, folder: Path, head_flags: Sequence[str], stack: ExitStack) -> None:
-        from launcher.cluster.ray_session import start_ray
+        from launcher.cluster.ray_session import RayError, start_ray
 
-        self._start = start_ray
+        self._start, self._error = start_ray, RayError
         self._folder = folder
         self._stack = stack
         self._started: list[RayNode] = []
@@ -78,7 +80,13 @@ class Nodes:
 
     def _add(self, address: str, flags: Sequence[str]) -> str:
         log = self._folder / f"node{len(self._started)}.log"
-        node = self._start(log, address=address, port=free_ports(1)[0], flags=flags)
+        for left in reversed(range(TRIES)):
+            try:
+                node = self._start(log, address=address, port=free_ports(1)[0], flags=flags)
+                break
+            except self._error:
+                if not left:
+                    raise
         self._started.append(node)
         self._stack.callback(node.process.wait, END_SECONDS)
         self._stack.callback(node.process.signal, signal.SIGTERM)

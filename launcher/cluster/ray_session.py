@@ -42,8 +42,6 @@ ENVIRONMENT: Final = {
     "RAY_health_check_period_ms": "250",
     "RAY_health_check_timeout_ms": "3000",
     "RAY_health_check_failure_threshold": "3",
-    # On a busy host a node is not given up after 30 s of its start.
-    "RAY_raylet_start_wait_time_s": "110",
 }
 _CURRENT: Final = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()), "ray", "ray_current_cluster")
 _STARTED: Final = "Ray runtime started"
