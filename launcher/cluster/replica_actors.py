@@ -120,8 +120,8 @@ class ReplicaActors:
         self._ask(number, "place")
 
     def go(self, number: int) -> None:
-        """Have one that stands by start."""
-        self._serve(number, self._standing.pop(number))
+        """Have one that stands by start. It is waited for from when it has prepared."""
+        self._ask(number, "start", self._standing.pop(number))
 
     def stop(self, number: int, *, placed: bool) -> None:
         """Have one end, at once if it has no place yet."""
@@ -160,9 +160,11 @@ class ReplicaActors:
         try:
             answer = ray.get(ref)
         except ActorUnavailableError:  # for the moment: Ray says so otherwise once it is dead
-            arguments = {"wait": (WAIT_SECONDS,), "stop": (STOP_SECONDS,)}.get(method, ())
-            if method in {"wait", "stop", "place"}:
-                self._ask(number, method, *arguments)
+            again: dict[str, tuple[Any, ...]] = {
+                "place": (), "prepare": (self._standing.get(number, ""),), "wait": (WAIT_SECONDS,), "stop": (STOP_SECONDS,),
+            }  # fmt: skip
+            if method in again:
+                self._ask(number, method, *again[method])
             return None
         except RayError as error:
             return self._end(number, "" if number in self._ending else _one_line(error))
@@ -175,10 +177,14 @@ class ReplicaActors:
                     self._standing[number] = answer.host
                     self._ask(number, "prepare", answer.host)
                 else:
-                    self._serve(number, answer.host)
+                    self._ask(number, "start", answer.host)
+                    self._ask(number, "wait", WAIT_SECONDS)
                 return Placed(number, answer)
+            case "prepare" if answer:
+                return self._end(number, answer)
             case "prepare":
-                return self._end(number, answer) if answer else Prepared(number)
+                self._ask(number, "wait", WAIT_SECONDS)
+                return Prepared(number)
             case "start":
                 return self._end(number, answer.error) if answer.error else Serves(number, answer)
             case "wait" if answer and number not in self._ending:
@@ -190,10 +196,6 @@ class ReplicaActors:
             case "progress":
                 return Tells(number, answer)
         return None
-
-    def _serve(self, number: int, host: str) -> None:
-        self._ask(number, "start", host)
-        self._ask(number, "wait", WAIT_SECONDS)
 
     def _end(self, number: int, reason: str) -> Gone:
         """Kill the process, with which its services go; nothing more is heard of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -124,6 +125,17 @@ def test_a_killed_controller_costs_streams_nothing_and_takes_its_replicas_over(r
     assert set(told) == set(before), "the directory is back at its address, with the same members"
     after = running.replicas()
     assert {each["process_id"] for each in after.values()} == {each["process_id"] for each in before.values()}
+
+
+def test_one_that_stands_by_and_is_lost_is_replaced(running):
+    def standing():
+        found = [each for each in status(running.address)["replicas"] if each["state"] == "standby"]
+        return {each["number"]: each["process_id"] for each in found if each["process_id"]}
+
+    wait_until(standing, "none stands by")
+    ((number, process_id),) = standing().items()
+    os.kill(process_id, signal.SIGKILL)
+    wait_until(lambda: standing().keys() - {number}, "no other one stands by")
 
 
 def test_streams_survive_the_kill_of_a_raylet_and_capacity_comes_back(running):
