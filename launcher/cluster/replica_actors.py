@@ -161,8 +161,11 @@ class ReplicaActors:
             answer = ray.get(ref)
         except ActorUnavailableError:  # for the moment: Ray says so otherwise once it is dead
             again: dict[str, tuple[Any, ...]] = {
-                "place": (), "prepare": (self._standing.get(number, ""),), "wait": (WAIT_SECONDS,), "stop": (STOP_SECONDS,),
-            }  # fmt: skip
+                "place": (),
+                "prepare": (self._standing.get(number, ""),),
+                "wait": (WAIT_SECONDS,),
+                "stop": (STOP_SECONDS,),
+            }
             if method in again:
                 self._ask(number, method, *again[method])
             return None
