@@ -28,7 +28,7 @@ def draw(path: Path, facts: dict[str, Any]) -> None:
     from matplotlib import pyplot as plt
 
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(8, 4.5), height_ratios=(3, 1))
-    points = facts["first_token_at_seconds"]
+    points = [point for point in facts["first_token_at_seconds"] if point[0] >= 0]
     for share, label in ((0.5, "median"), (0.9, "90th percentile")):
         above.plot(*binned(points, share), label=label)
     above.set_ylabel("time to first token, s")
