@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from training.common.mixture_model import MixtureLM
 from training.common.model import CausalLM
-from training.common.model_shape import ModelShape
+from training.common.model_shape import MixtureShape, ModelShape
 from training.common.weight_shards import shards
 from training.demo_models.tokenizer import BEGIN, PAD, save_tokenizer, stop_ids, token_id
 
@@ -44,6 +45,25 @@ def config_of(shape: ModelShape, tokenizer: Tokenizer) -> dict[str, Any]:
         "eos_token_id": stop_ids(tokenizer),
         "pad_token_id": token_id(tokenizer, PAD),
         "torch_dtype": "bfloat16",
+        **(_mixture_fields(shape) if isinstance(shape, MixtureShape) else {}),
+    }
+
+
+def _mixture_fields(shape: MixtureShape) -> dict[str, Any]:
+    """What Qwen3-MoE's config has besides, or otherwise."""
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": shape.intermediate_size,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.01,
+        "use_sliding_window": False,
+        "sliding_window": None,
     }
 
 
@@ -82,21 +102,28 @@ def save_weights(model: CausalLM, directory: Path, shard_bytes: int) -> None:
 def load(directory: Path, dtype: torch.dtype, device: str) -> CausalLM:
     """The exported model, its weights and computation in `dtype`."""
     config = json.loads((directory / "config.json").read_text())
-    shape = ModelShape(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        intermediate_size=config["intermediate_size"],
-        max_positions=config["max_position_embeddings"],
-        rope_theta=config["rope_theta"],
-        rms_norm_eps=config["rms_norm_eps"],
-    )
+    sizes = {
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "layers": config["num_hidden_layers"],
+        "heads": config["num_attention_heads"],
+        "kv_heads": config["num_key_value_heads"],
+        "head_dim": config["head_dim"],
+        "intermediate_size": config["intermediate_size"],
+        "max_positions": config["max_position_embeddings"],
+        "rope_theta": config["rope_theta"],
+        "rms_norm_eps": config["rms_norm_eps"],
+    }
+    model: CausalLM
+    if config["model_type"] == "qwen3_moe":
+        experts = {"experts": config["num_experts"], "experts_per_token": config["num_experts_per_tok"]}
+        sizes["intermediate_size"] = config["moe_intermediate_size"]
+        model = MixtureLM(MixtureShape(**sizes, **experts), dtype)
+    else:
+        model = CausalLM(ModelShape(**sizes), dtype)
     weights: dict[str, Tensor] = {}
     for path in sorted(directory.glob("model*.safetensors")):
         weights |= load_file(path)
-    model = CausalLM(shape, dtype).to(device)
+    model = model.to(device)
     model.load_state_dict({name: value.to(device, dtype) for name, value in weights.items()}, assign=True)
     return model.requires_grad_(False)

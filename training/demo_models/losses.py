@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from training.common.mixture_model import MixtureLM
 from training.common.model import CausalLM, Mask
 
 
@@ -13,13 +14,25 @@ def signed_loss(model: CausalLM, tokens: Tensor, targets: Tensor, weights: Tenso
     The second is unlikelihood (Welleck et al., arXiv 1908.04319). Returns the loss and the mean of -log p over
     weights of 1 alone (nats a token). All arguments [B, T].
     """
-    logits = model(tokens, mask).flatten(0, 1).float()
-    nll = F.cross_entropy(logits, targets.flatten(), reduction="none")
+    return _signed(model(tokens, mask), targets, weights)
+
+
+def _signed(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    nll = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
     flat = weights.flatten()
     unlikely = -torch.log1p(-torch.exp(-nll).clamp(max=1 - 1e-4))
     terms = torch.where(flat >= 0, flat * nll, -flat * unlikely)
     answers = (flat == 1).float()
     return terms.sum() / flat.abs().sum().clamp(min=1), (answers * nll.detach()).sum() / answers.sum().clamp(min=1)
+
+
+def balanced_loss(
+    model: MixtureLM, tokens: Tensor, targets: Tensor, weights: Tensor, mask: Mask, strength: float
+) -> tuple[Tensor, Tensor]:
+    """As `signed_loss`, plus `strength` times how unevenly routers share tokens out, beyond evenly."""
+    logits, uneven = model.balanced(tokens, mask)
+    loss, nats = _signed(logits, targets, weights)
+    return loss + strength * (uneven - 1), nats
 
 
 def distillation_loss(

@@ -55,12 +55,12 @@ class Muon:
 
 
 class Optimizer:
-    """Muon on the layers' matrices and AdamW on embeddings and norms, both under one learning-rate factor."""
+    """Muon on the layers' matrices; AdamW on embeddings, norms and routers; both under one learning-rate factor."""
 
     def __init__(self, model: nn.Module, matrix_lr: float, embedding_lr: float, weight_decay: float) -> None:
         named = dict(model.named_parameters())
-        matrices = [p for name, p in named.items() if p.ndim == 2 and "embed_tokens" not in name]
-        rest = [p for name, p in named.items() if p.ndim != 2 or "embed_tokens" in name]
+        matrices = [p for name, p in named.items() if _by_direction(name, p)]
+        rest = [p for name, p in named.items() if not _by_direction(name, p)]
         self.matrix_lr = matrix_lr
         self.embedding_lr = embedding_lr
         self.muon = Muon(matrices, weight_decay)
@@ -73,6 +73,11 @@ class Optimizer:
             group["lr"] = self.embedding_lr * factor
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
+
+
+def _by_direction(name: str, parameter: nn.Parameter) -> bool:
+    """Whether all directions of a parameter are to move alike: rows of tokens and of experts are not."""
+    return parameter.ndim == 2 and "embed_tokens" not in name and not name.endswith("mlp.gate.weight")
 
 
 def learning_rate_factor(step: int, steps: int, warmup: int, decay_from: int) -> float:

@@ -48,7 +48,7 @@ def new_model(options: Options, draft: bool = False) -> CausalLM:
 
 def frozen_copy(model: CausalLM) -> CausalLM:
     """The model as it will be exported: bfloat16 weights on a GPU, no gradients."""
-    copy = CausalLM(model.shape, model.dtype).to(model.cos.device)
+    copy = type(model)(model.shape, model.dtype).to(model.cos.device)
     copy.load_state_dict(
         {name: value.to(model.dtype, copy=True) for name, value in model.state_dict().items()}, assign=True
     )

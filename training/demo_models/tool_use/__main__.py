@@ -183,7 +183,7 @@ class Stages:
         self.progress.say(f"head: {steps} steps at {speed:.1f} a second; before {before['acceptance_length']}")
         with self.progress.phase("head"):
             settings = head_settings(options, start, steps, recipe.head_lr)
-            manifest = run(options, source, heldout, settings, work / "head")
+            manifest = run(options.device, source, heldout, settings, work / "head")
         shutil.copytree(work / "head" / "head", work / HEAD_NAME, dirs_exist_ok=True)
         self.ship(HEAD_NAME)
         self.keep("head after", manifest["heldout"] | {"steps": steps, "data": manifest["data"]})

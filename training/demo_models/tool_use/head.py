@@ -138,15 +138,15 @@ def measured(
     """What `start` is worth on `heldout`, as `fit` simulates it, and how many steps a second `fit` takes."""
     source.asked_at.clear()
     settings = head_settings(options, start, steps, 1e-12)
-    found = run(options, source, heldout, settings, folder)
+    found = run(options.device, source, heldout, settings, folder)
     half = source.asked_at[len(source.asked_at) // 2 :]
     return found["heldout"], (len(half) - 1) / max(1e-6, half[-1] - half[0])
 
 
 def run(
-    options: Options, source: MemoryFeatures, heldout: MemoryFeatures, settings: FitSettings, folder: Path
+    device: str, source: MemoryFeatures, heldout: MemoryFeatures, settings: FitSettings, folder: Path
 ) -> dict[str, Any]:
     """A run of `fit`; its manifest."""
     told = RunOptions(log_every=200, checkpoint_every=1000, progress=False, check_labels=False)
-    with world(options.device) as group:
+    with world(device) as group:
         return fit(source, folder, settings, told, group, heldout)

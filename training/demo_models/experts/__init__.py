@@ -1,0 +1,1 @@
+"""The demo mixture of experts and its EAGLE-3 head."""
