@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from benchmarks.inflate.shape import Shape, ShapeError, check
 from benchmarks.inflate.widening import Widening, normal
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig, read_json
+from slipstream_kernels.models.checkpoint.model_form import PLAIN
 from slipstream_kernels.models.checkpoint.weight_loader import iterate_tensors, weight_files
 
 DRAFT_VOCAB = 32_000
@@ -88,6 +89,7 @@ class HeadInflation:
         """entries: tokens that it scores."""
         target = ModelConfig.from_folder(model)
         check(target, shape)
+        shape = shape.head
         self._config = read_json(folder / "config.json")
         read = _read_all(folder)
         if _SCORES not in read and not any(name in read for name in _MAPS):
@@ -172,7 +174,7 @@ class RandomHead:
     ) -> None:
         """model: folder whose constants it has."""
         self._config = read_json(model / "config.json")
-        self._shape, self._entries, self._device, self._seed = shape, entries, device, seed
+        self._shape, self._entries, self._device, self._seed = shape.head, entries, device, seed
         self.boundaries = tuple(boundaries)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -215,6 +217,7 @@ def _head_config(target: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:
     """The head as a model of one layer."""
     return replace(
         target,
+        form=PLAIN,
         num_layers=1,
         num_heads=config["num_attention_heads"],
         num_kv_heads=config["num_key_value_heads"],

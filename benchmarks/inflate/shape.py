@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.model_form import PLAIN
+
+MOST_SETS = 8
+"""Ways of drawing variants of experts, at most."""
 
 
 class ShapeError(ValueError):
@@ -27,6 +31,16 @@ class Shape:
     intermediate_size: int = 14336
     vocab_size: int = 128_256
     max_context: int = 131_072
+    experts: int = 0
+    """Of each layer, of `intermediate_size` each; 0: there are none."""
+    experts_per_token: int = 0
+
+    @property
+    def head(self) -> Shape:
+        """Of an EAGLE-3 head's layer for a model of this shape; a mixture's is dense, three times the hidden size."""
+        if not self.experts:
+            return self
+        return replace(self, experts=0, experts_per_token=0, intermediate_size=3 * self.hidden_size)
 
     @property
     def group(self) -> int:
@@ -35,8 +49,19 @@ class Shape:
 
     def config(self, source: ModelConfig) -> ModelConfig:
         """The configuration of `source` at this shape, its output layer no longer tied to the embedding."""
+        form = source.form
+        if form.experts is not None and self.experts:
+            experts = replace(
+                form.experts,
+                count=self.experts,
+                chosen=self.experts_per_token,
+                size=self.intermediate_size,
+                layers=(True,) * self.num_layers,
+            )
+            form = replace(form, experts=experts)
         return replace(
             source,
+            form=form,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
@@ -60,11 +85,24 @@ class Shape:
             "vocab_size": self.vocab_size,
             "max_position_embeddings": self.max_context,
             "tie_word_embeddings": False,
+            **(self._expert_fields() if self.experts else {}),
+        }
+
+    def _expert_fields(self) -> dict[str, int]:
+        return {
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.intermediate_size,
         }
 
 
 LLAMA_8B = Shape()
 """Llama-3.1-8B."""
+QWEN3_30B_A3B = Shape(2048, 48, 32, 4, 128, 768, 151_936, 40_960, experts=128, experts_per_token=8)
+"""Qwen3-30B-A3B."""
+GPT_OSS_20B = Shape(2880, 24, 32, 4, 128, 2880, 201_088, 131_072, experts=32, experts_per_token=4)
+"""gpt-oss-20b, with half as many heads of twice the size, in bfloat16, without biases, sinks and windows."""
+SHAPES = {"llama-3.1-8b": LLAMA_8B, "qwen3-30b-a3b": QWEN3_30B_A3B, "gpt-oss-20b": GPT_OSS_20B}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +149,49 @@ class Stream:
         return self.target - 1
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertLayout:
+    """How a layer's experts become more of them without another sum.
+
+    Each is there `copies` times, all of which are chosen where it is chosen, and each of these in `variants`, one of
+    which a token may choose: so that text wakes all experts and not a part. Clone `copy` of expert e in variant v is
+    expert (e * variants + v) * copies + copy. Which variant that is follows from the token's id, by one of `sets` ways
+    of drawing it, in turn by layer. For each way a token's embedding sets the coordinates of all variants but its own,
+    from `first` on; no layer writes them, and the router alone reads them.
+    """
+
+    copies: int
+    variants: int
+    sets: int
+    first: int
+
+    @classmethod
+    def of(cls, experts: ExpertForm, shape: Shape, stream: Stream) -> ExpertLayout:
+        """Raises ShapeError where a model's experts cannot become those of `shape`."""
+        plain = experts.normalised and not (experts.shared_size or experts.biased or experts.limit)
+        if not plain or not all(experts.layers):
+            raise ShapeError("only experts of all layers, with shares among those chosen and nothing else, are widened")
+        copies, rest = divmod(shape.experts_per_token, experts.chosen)
+        variants, left = divmod(shape.experts, experts.count * max(1, copies))
+        if copies < 1 or rest or variants < 1 or left:
+            raise ShapeError(
+                f"{experts.chosen} of {experts.count} experts cannot become {shape.experts_per_token} of "
+                f"{shape.experts}: both must be multiples, that of the experts one of the other"
+            )
+        first = len(stream.scales) * stream.source
+        sets = min(MOST_SETS, max(0, stream.mark - first) // variants) if variants > 1 else 0
+        if variants > 1 and not sets:
+            raise ShapeError(
+                f"hidden size {shape.hidden_size} has no room for a coordinate of each of {variants} variants"
+            )
+        return cls(copies, variants, sets, first)
+
+    @property
+    def marks(self) -> slice:
+        """All coordinates that tell variants."""
+        return slice(self.first, self.first + self.sets * self.variants)
+
+
 def _power_of_four(value: float) -> float:
     """The largest power of four that is at most `value`, which is positive."""
     power = 1.0
@@ -123,8 +204,11 @@ def _power_of_four(value: float) -> float:
 
 def check(source: ModelConfig, shape: Shape) -> None:
     """Raise ShapeError unless a model of `source` fits into `shape`."""
-    if source.form != PLAIN:
+    experts = source.form.experts
+    if source.form not in (PLAIN, replace(PLAIN, head_norms=True, experts=experts)) or source.fused_experts:
         raise ShapeError(f"models of the family {source.family} have tensors that are not widened")
+    if (experts is not None) != bool(shape.experts):
+        raise ShapeError(f"{shape.experts} experts are wanted of a model of {0 if experts is None else experts.count}")
     if shape.head_dim != source.head_dim:
         raise ShapeError(f"head_dim is {source.head_dim}, which cannot become {shape.head_dim}")
     if shape.num_heads % shape.num_kv_heads:
@@ -133,7 +217,7 @@ def check(source: ModelConfig, shape: Shape) -> None:
         "num_layers": (source.num_layers, shape.num_layers),
         "num_kv_heads": (source.num_kv_heads, shape.num_kv_heads),
         "heads for each key head": (source.num_heads // source.num_kv_heads, shape.group),
-        "intermediate_size": (source.intermediate_size, shape.intermediate_size),
+        "intermediate_size": (source.intermediate_size if experts is None else experts.size, shape.intermediate_size),
         "vocab_size": (source.vocab_size, shape.vocab_size),
         "max_context": (source.max_context, shape.max_context),
     }
@@ -141,5 +225,7 @@ def check(source: ModelConfig, shape: Shape) -> None:
         if wanted < has:
             raise ShapeError(f"{name} is {has}, which cannot become {wanted}")
     stream = Stream.layout(source.hidden_size, shape.hidden_size)
+    if experts is not None:
+        ExpertLayout.of(experts, shape, stream)
     if shape.vocab_size > source.vocab_size and len(stream.scales) * source.hidden_size >= shape.hidden_size:
         raise ShapeError("a larger vocabulary needs a coordinate of the stream for itself: widen the hidden size")

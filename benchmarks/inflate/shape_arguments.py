@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
-from benchmarks.inflate.shape import LLAMA_8B, Shape
+from benchmarks.inflate.shape import SHAPES, Shape
+
+_FLAGS = {
+    "hidden": ("hidden_size", "hidden size"),
+    "layers": ("num_layers", "layers"),
+    "heads": ("num_heads", "query heads"),
+    "kv-heads": ("num_kv_heads", "key and value heads"),
+    "head-dim": ("head_dim", "size of a head"),
+    "intermediate": ("intermediate_size", "feed-forward, or of each expert"),
+    "vocab": ("vocab_size", "vocabulary"),
+    "context": ("max_context", "longest context"),
+    "experts": ("experts", "experts of a layer, of a model that has some"),
+    "experts-per-token": ("experts_per_token", "experts that a token has"),
+}
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that `shape_of` reads."""
-    shape = LLAMA_8B
-    parser.add_argument("--hidden", type=int, default=shape.hidden_size, help="hidden size (%(default)s)")
-    parser.add_argument("--layers", type=int, default=shape.num_layers, help="layers (%(default)s)")
-    parser.add_argument("--heads", type=int, default=shape.num_heads, help="query heads (%(default)s)")
-    parser.add_argument("--kv-heads", type=int, default=shape.num_kv_heads, help="key and value heads (%(default)s)")
-    parser.add_argument("--head-dim", type=int, default=shape.head_dim, help="size of a head (%(default)s)")
-    parser.add_argument("--intermediate", type=int, default=shape.intermediate_size, help="feed-forward (%(default)s)")
-    parser.add_argument("--vocab", type=int, default=shape.vocab_size, help="vocabulary (%(default)s)")
-    parser.add_argument("--context", type=int, default=shape.max_context, help="longest context (%(default)s)")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b", help="of a known model (%(default)s)")
+    for flag, (_, text) in _FLAGS.items():
+        parser.add_argument(f"--{flag}", type=int, help=f"{text} (that of --shape)")
 
 
 def shape_of(options: argparse.Namespace) -> Shape:
     """The shape that the flags of `add_shape_arguments` describe."""
-    return Shape(
-        hidden_size=options.hidden,
-        num_layers=options.layers,
-        num_heads=options.heads,
-        num_kv_heads=options.kv_heads,
-        head_dim=options.head_dim,
-        intermediate_size=options.intermediate,
-        vocab_size=options.vocab,
-        max_context=options.context,
-    )
+    given = {field: getattr(options, flag.replace("-", "_")) for flag, (field, _) in _FLAGS.items()}
+    return replace(SHAPES[options.shape], **{field: size for field, size in given.items() if size is not None})

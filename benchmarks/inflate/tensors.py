@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.inflate.shape import Shape, check
+from benchmarks.inflate.expert_widening import ExpertWidening
+from benchmarks.inflate.shape import ExpertLayout, Shape, check
 from benchmarks.inflate.widening import Widening, normal
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, load_tensors
@@ -21,7 +22,11 @@ class Inflation:
         source = ModelConfig.from_folder(folder)
         check(source, shape)
         self.config = shape.config(source)
-        self._widening = Widening.of(source, shape, device=device, seed=seed)
+        self._widening = widening = Widening.of(source, shape, device=device, seed=seed)
+        experts = source.form.experts
+        self._experts: ExpertWidening | None = None
+        if experts is not None:
+            self._experts = ExpertWidening(widening, ExpertLayout.of(experts, shape, widening.stream))
         self._tensors = {name: tensor.to(device) for name, tensor in load_tensors(folder, source).items()}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -40,7 +45,16 @@ class Inflation:
             return widening.scores(name, rows, shape)
         if kind == "embed_tokens":
             assert source is not None
-            return widening.embedding(source, shape)
+            rows = widening.embedding(source, shape)
+            return rows if self._experts is None else self._experts.embedding(rows, len(source))
+        if kind in ("q_norm", "k_norm"):
+            return torch.ones(shape, dtype=torch.bfloat16, device=widening.device) if source is None else source
+        if self._experts is not None and kind == "gate":
+            return self._experts.router(name, int(name.split(".")[2]), source, shape)
+        if self._experts is not None and ".experts." in name:
+            return self._experts.expert(name, self._tensors, shape)
+        if self._experts is not None and kind == "post_attention_layernorm" and source is not None:
+            return self._experts.norm(widening.norm(source, shape))
         if kind.endswith("norm"):
             return widening.norm(source, shape, final=name == "model.norm.weight")
         if kind == "o_proj":
