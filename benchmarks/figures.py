@@ -62,6 +62,14 @@ def exactness(content: Content) -> str:
     return f"{markdown_table(header, rows)}\n\n{note}"
 
 
+def exactness_adapters(content: Content) -> str:
+    """The same with adapters, and how many answers these changed."""
+    changed = ", ".join(f"{each['changed']} of {each['answers']}" for each in content["adapters"].values())
+    return (
+        f"{exactness(content)} Of the reference answers with each adapter others than the model's own are: {changed}."
+    )
+
+
 def distribution(content: Content) -> str:
     """The test's result."""
     rows: list[list[object]] = [
@@ -219,6 +227,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "gpu_exactness": gpu_exactness,
     "tensor_parallel_h200x2": tensor_parallel,
     "exactness": exactness,
+    "exactness_adapters": exactness_adapters,
     "distribution": distribution,
     "acceptance": proposer_tables.acceptance,
     "proposers": proposer_tables.proposers,

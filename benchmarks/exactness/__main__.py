@@ -299,7 +299,11 @@ async def _measure(options: argparse.Namespace) -> int:
     print(markdown_table(cells.HEADER, cells.rows(summary)))
     print("\n".join(failures) or "exact: every answer is the reference's, bit for bit")
     if options.output:
-        settings = {"prompts": len(run.prompts), "tokens": options.tokens, "crossed": sum(c.crossed for c in run.cases)}
+        settings = {
+            "prompts": len(run.prompts),
+            "tokens": options.tokens,
+            "crossed": len({c.prompt.name for c in run.cases if c.crossed}),
+        }
         scarce = [engine for engine in cells.cross_settings(quick=options.quick) if engine.scarce and cross]
         content = {
             "machine": machine(),
