@@ -86,7 +86,7 @@ def flags(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[st
     said = Answered([np.arange(5, 25, dtype=np.uint16)] * 4, [[9, 8, 7, 6]] * 4, [False] * 4)
     features = MemoryFeatures(folders["models"] / NAMES[0], 64, said, states_of(target, said))
     settings = replace(head_settings(parse(told), folders["models"], 1, 1e-3), start=None)
-    run(parse(told), features, features, settings, base / "head")
+    run(parse(told).device, features, features, settings, base / "head")
     shutil.copytree(base / "head" / "head", folders["models"] / NAMES[2])
     for name in NAMES:
         (folders["models"] / name / "README.md").write_text(CARD.format(name=name), "utf-8")
