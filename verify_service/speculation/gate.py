@@ -28,8 +28,7 @@ class SpeculationGate:
         """In a row."""
         self._profitable_steps = 0
         """In a row."""
-        self._probe_at = READY_BEFORE
-        """The first of all comes early: what drafters say of their rounds may have been measured on a busy host."""
+        self._probe_at = PROBE_EVERY
         self._probes = 0
         """In vain, in a row."""
         self._probe_cost = 0.0

@@ -23,6 +23,7 @@ ARGUMENTS = {
     "enqueue_draft": ([], None),
     "allow_device_trees": (True,),
     "observe_wait": ([ONE], 1.0),
+    "round_costs": ("p",),
     "reserve_ring": ([StateSpan(ONE, 0, 4)], (1,)),
     "send_states": ([],),
 }

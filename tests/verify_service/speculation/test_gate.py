@@ -93,7 +93,3 @@ def test_a_probe_that_has_learned_much_is_followed_by_another_at_once() -> None:
         begun += [step] if gate.probe_begins else []
     third = PROBE_EVERY + 2 * PROBE_STEPS
     assert begun == [PROBE_EVERY, PROBE_EVERY + PROBE_STEPS, third, third + PROBE_EVERY]
-
-
-def test_the_first_probe_of_all_comes_early() -> None:
-    assert probes(SpeculationGate(), 2 * PROBE_EVERY) == [READY_BEFORE, READY_BEFORE + PROBE_EVERY]

@@ -48,10 +48,16 @@ def install(out: Path, models: Path) -> None:
 
 
 def _unpack(out: Path, name: str, folder: Path) -> None:
+    """Files of a model's own folder alone, whatever else an archive may have."""
+    (folder / name).mkdir()
     pieces = sorted(out.glob(f"{name}-[0-9]*.tar"))
     for piece in pieces:
         with tarfile.open(piece) as archive:
-            archive.extractall(folder, filter="data")
+            for member in archive:
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is not None and Path(member.name).parent == Path(name):
+                    with content, (folder / member.name).open("wb") as file:
+                        shutil.copyfileobj(content, file)
     if not (folder / name / "config.json").is_file():
         raise RuntimeError(f"{out}: {name} is not there")
 
