@@ -25,6 +25,8 @@ LAUNCHER = "launcher"
 READY = "Ctrl-C"
 """In the last lines of the greeting."""
 STOP_SECONDS = 45.0
+TRIES = 3
+PORT_TAKEN = "Address already in use"
 
 
 class ServeError(RuntimeError):
@@ -105,7 +107,25 @@ def start_server(
 
     It drains, too, when the thread that calls this has ended, however its process died.
     `descriptors`: hard limit of open files of every process, if not 0; the soft one is lower, as systems set it.
+    Where something else has taken one of the ports meanwhile, others are tried, a few times.
     """
+    for _ in range(TRIES - 1):
+        try:
+            return _start(model, draft, log, *arguments, environment=environment, descriptors=descriptors)
+        except ServeError as error:
+            if PORT_TAKEN not in str(error):
+                raise
+    return _start(model, draft, log, *arguments, environment=environment, descriptors=descriptors)
+
+
+def _start(
+    model: Path,
+    draft: Sequence[str],
+    log: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None,
+    descriptors: int,
+) -> Server:
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     command = [sys.executable, "-I", "-S", *leash_arguments(signal.SIGTERM)]
     command += [sys.executable, "-m", "launcher", "serve", "--model", str(model)]
