@@ -68,20 +68,22 @@ def emit_weights(builder: Any, w: Any, k: Any, start: int, vectors: int) -> list
     return columns
 
 
+def emit_products(builder: Any, x: Any, stride: Any, columns: list[Any], k: Any, sums: list[Any]) -> list[Any]:
+    """The sums with x[row * stride + k] times each vector of columns added: row after row, column after column."""
+    inputs = []
+    for row in range(len(sums) // len(columns)):
+        index = builder.add(builder.mul(stride, llvm.constant(row)), k)
+        inputs.append(llvm.splat(builder, builder.load(llvm.pointer(builder, x, llvm.F32, index), align=4)))
+    products = [(given, column) for given in inputs for column in columns]
+    return [llvm.fma(builder, *product, total) for product, total in zip(products, sums, strict=True)]
+
+
 def _emit_columns(builder: Any, values: Any, rows: int, start: int, vectors: int) -> None:
     x, w, size, out, out_stride, addend, addend_stride = values
     tile = [(row, vector) for row in range(rows) for vector in range(vectors)]
 
     def body(k: Any, sums: list[Any]) -> list[Any]:
-        columns = emit_weights(builder, w, k, start, vectors)
-        inputs = []
-        for row in range(rows):
-            index = builder.add(builder.mul(size, llvm.constant(row)), k)
-            inputs.append(llvm.splat(builder, builder.load(llvm.pointer(builder, x, llvm.F32, index), align=4)))
-        return [
-            llvm.fma(builder, inputs[row], columns[vector], total)
-            for (row, vector), total in zip(tile, sums, strict=True)
-        ]
+        return emit_products(builder, x, size, emit_weights(builder, w, k, start, vectors), k, sums)
 
     sums = llvm.loop(builder, size, 1, [llvm.zero_vector()] * len(tile), body)
     for (row, vector), total in zip(tile, sums, strict=True):

@@ -9,7 +9,7 @@ from numba import types
 
 from slipstream_kernels.jit import intrinsics as llvm
 from slipstream_kernels.jit.compiler import kernel
-from slipstream_kernels.ops.linear import BLOCK, columns_at_once, emit_weights
+from slipstream_kernels.ops.linear import BLOCK, columns_at_once, emit_products, emit_weights
 
 
 def _row_block(rows: int) -> Callable[[int, int, int, int, int], None]:
@@ -28,15 +28,7 @@ def _emit_columns(builder: Any, values: Any, rows: int, start: int, vectors: int
     places = [llvm.constant(row * BLOCK + start + vector * llvm.LANES) for row, vector in tile]
 
     def body(k: Any, totals: list[Any]) -> list[Any]:
-        columns = emit_weights(builder, w, k, start, vectors)
-        inputs = []
-        for row in range(rows):
-            index = builder.add(builder.mul(stride, llvm.constant(row)), k)
-            inputs.append(llvm.splat(builder, builder.load(llvm.pointer(builder, x, llvm.F32, index), align=4)))
-        return [
-            llvm.fma(builder, inputs[row], columns[vector], total)
-            for (row, vector), total in zip(tile, totals, strict=True)
-        ]
+        return emit_products(builder, x, stride, emit_weights(builder, w, k, start, vectors), k, totals)
 
     totals = llvm.loop(builder, count, 1, [llvm.load_vector(builder, sums, place) for place in places], body)
     for place, total in zip(places, totals, strict=True):
