@@ -149,6 +149,18 @@ def loop(
     return results
 
 
+def prefetch(builder: Any, address: Any) -> None:
+    """Have the line at an address, which may lie outside all memory, brought to the second cache for a coming read."""
+    place = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    said = [ir.Constant(I32, value) for value in (0, 2, 1)]  # a read, all caches but the first, of data
+    call(builder, "llvm.prefetch.p0i8", ir.VoidType(), [place, *said])
+
+
+def opaque(builder: Any, value: Any) -> Any:
+    """A whole number of 64 bits of which the optimiser knows nothing."""
+    return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [value], False)
+
+
 def opaque_mask(builder: Any, mask: Any) -> Any:
     """A mask of 64 bits in a register of AVX-512, of whose value the optimiser knows nothing."""
     value = builder.asm(ir.FunctionType(I64, [I64]), "", "=k,0", [builder.bitcast(mask, I64)], False)

@@ -60,12 +60,14 @@ def emit_weights(builder: Any, w: Any, k: Any, start: int, vectors: int) -> list
         index = builder.add(row, llvm.constant(start // 2 + pair * llvm.LANES))
         source = builder.bitcast(llvm.pointer(builder, w, llvm.I32, index), words_type.as_pointer())
         words = builder.load(source, align=4)
-        halves = (
-            builder.shl(words, llvm.fill(words_type, 16)),
-            builder.and_(words, llvm.fill(words_type, 0xFFFF0000)),
-        )
-        columns += [builder.bitcast(half, llvm.VECTOR) for half in halves]
+        columns += emit_halves(builder, words)
     return columns
+
+
+def emit_halves(builder: Any, words: Any) -> list[Any]:
+    """float32 of the bfloat16 in the lower halves of words, and of those in the upper halves."""
+    halves = (builder.shl(words, llvm.fill(words.type, 16)), builder.and_(words, llvm.fill(words.type, 0xFFFF0000)))
+    return [builder.bitcast(half, llvm.VECTOR) for half in halves]
 
 
 def emit_products(builder: Any, x: Any, stride: Any, columns: list[Any], k: Any, sums: list[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
 """`linear` whose weights are decoded as they are used: the bits of `linear(x, decode(weight))`, from fewer bytes.
 
 One row decodes in registers, in front of its chain of fused multiply-adds. More rows have some inputs of a block of
-columns decoded once, to bfloat16 in a thread's own room, go on with their sums, which lie there too, and come to the
-next inputs.
+columns decoded once, to bfloat16 in a thread's own room, go on with their sums, which lie there too, while the codes of
+inputs that follow come from memory, and come to the next inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slipstream_kernels.ops.quantised.decoding import decode_group, one_row
 from slipstream_kernels.ops.quantised.lookup import decode_by_tables, row_by_tables
 from slipstream_kernels.ops.quantised.lookup_packing import LOOKED_UP, SCALES_AT, TABLES_BYTES, record_bytes
 from slipstream_kernels.ops.quantised.packing import KINDS, PackedWeight, elements_of
-from slipstream_kernels.ops.quantised.row_sums import add_rows
+from slipstream_kernels.ops.quantised.row_sums import add_pairs, add_rows
 
 _E4M3, _INT8, _INT4 = KINDS.values()
 _E4M3_TABLES, _INT4_TABLES = LOOKED_UP.values()
@@ -26,8 +26,11 @@ _E4M3_TABLES, _INT4_TABLES = LOOKED_UP.values()
 _CHUNK = 128
 """Inputs that are decoded at a time: 16 KiB, which stay in the nearest cache."""
 
+_AHEAD = 1 << 14
+"""Bytes of codes between those that are used and those that memory is asked for."""
+
 ROOM_BYTES = (_CHUNK // 2 + ROW_GROUP) * BLOCK * 4
-"""Of the room that each thread needs: for decoded weights, and for sums."""
+"""Of the room that each thread needs: for sums, and for decoded weights."""
 
 _row_e4m3, _row_int8, _row_int4 = (one_row(kind) for kind in KINDS.values())
 _decode_e4m3, _decode_int8, _decode_int4 = (decode_group(kind) for kind in KINDS.values())
@@ -74,26 +77,35 @@ def _add_to_row(kind: int, x: int, codes: int, count: int, scales: int, zeros: i
 
 
 @kernel
-def _decode(kind: int, codes: int, count: int, scales: int, zeros: int, target: int) -> None:
-    """The same words as `linear` has its weights."""
-    if kind == _E4M3:
-        _decode_e4m3(codes, count, scales, zeros, target)
-    elif kind == _INT8:
-        _decode_int8(codes, count, scales, zeros, target)
-    elif kind == _INT4:
-        _decode_int4(codes, count, scales, zeros, target)
+def _add_to_rows(
+    kind: int, x: int, rows: int, stride: int, codes: int, count: int, scales: int, zeros: int, decoded: int, sums: int
+) -> None:
+    """Add `count` words of each column, of one group, to the sums of some rows. zeros: of tables their flags."""
+    elements = _elements(kind)
+    ahead, step = codes + _AHEAD, BLOCK * 4 // elements
+    if kind == _INT4_TABLES:
+        _decode_int4_tables(codes, count, scales, decoded)
+        add_pairs(x, rows, stride, decoded, count * elements, sums, ahead, step)
     elif kind == _E4M3_TABLES:
         at = 0
         while at < count:
             run = _run(zeros + at, count - at)
-            word, to = codes + at * BLOCK * 4, target + at * 4 * BLOCK * 2
+            word = codes + at * BLOCK * 4
             if pointer_u8(zeros)[at]:
-                _decode_e4m3(word, run, scales + SCALES_AT, scales, to)
+                _decode_e4m3(word, run, scales + SCALES_AT, scales, decoded)
+                add_rows(x + at * 16, rows, stride, decoded, run * 4, sums, word + _AHEAD, step)
             else:
-                _decode_e4m3_tables(word, run, scales, to)
+                _decode_e4m3_tables(word, run, scales, decoded)
+                add_pairs(x + at * 16, rows, stride, decoded, run * 4, sums, word + _AHEAD, step)
             at += run
     else:
-        _decode_int4_tables(codes, count, scales, target)
+        if kind == _E4M3:
+            _decode_e4m3(codes, count, scales, zeros, decoded)
+        elif kind == _INT8:
+            _decode_int8(codes, count, scales, zeros, decoded)
+        else:
+            _decode_int4(codes, count, scales, zeros, decoded)
+        add_rows(x, rows, stride, decoded, count * elements, sums, ahead, step)
 
 
 @kernel
@@ -120,8 +132,7 @@ def _quantised_block(
             if rows == 1:
                 _add_to_row(kind, x + start * 4, codes, count, scales, flags, room)
             else:
-                _decode(kind, codes, count, scales, flags, decoded)
-                add_rows(x + start * 4, rows, size, decoded, count * elements, room)
+                _add_to_rows(kind, x + start * 4, rows, size, codes, count, scales, flags, decoded, room)
             codes += count * BLOCK * 4
             start += count * elements
             flags += count if tables else 0

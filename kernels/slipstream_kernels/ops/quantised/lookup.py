@@ -1,7 +1,7 @@
 """Code that looks packed weights up in tables of bytes (see `lookup_packing`), written in front of what uses them.
 
 Of 16 columns' four weights at a time, those of a vector of 64 bytes, two lookups or one give the lower and the upper
-bytes; a float32 is one of each, above zeros.
+bytes. Interleaved they are pairs: words with two elements of a column each, from which float32 are one step away.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 
 from slipstream_kernels.jit import intrinsics as llvm
-from slipstream_kernels.ops.linear import BLOCK
+from slipstream_kernels.ops.linear import BLOCK, emit_halves
 from slipstream_kernels.ops.quantised.instructions import LOOKS_UP
 from slipstream_kernels.ops.quantised.lookup_packing import LOOKED_UP, UNIT, UNITS, byte_place
 from slipstream_kernels.ops.quantised.packing import elements_of
@@ -54,15 +54,14 @@ def _columns() -> Any:
     return ir.Constant(_BYTES, [8 * column for _, column in places])
 
 
-def _words_of(builder: Any, lower: Any, upper: Any) -> list[Any]:
-    """Words of each column's elements 0 to 3, of lower and upper bytes above zeros."""
-    words = []
+def _pairs_of(builder: Any, lower: Any, upper: Any) -> list[Any]:
+    """Words of each column's elements 0 and 1, and of its elements 2 and 3."""
+    pairs = []
     for half in (0, 8):
         order = [16 * lane + half + byte + part for lane in range(4) for byte in range(8) for part in (0, 64)]
-        pairs = builder.shuffle_vector(lower, upper, ir.Constant(ir.VectorType(llvm.I32, 64), order))
-        pairs = builder.bitcast(pairs, _WORDS)
-        words += [builder.shl(pairs, llvm.fill(_WORDS, 16)), builder.and_(pairs, llvm.fill(_WORDS, 0xFFFF0000))]
-    return words
+        words = builder.shuffle_vector(lower, upper, ir.Constant(ir.VectorType(llvm.I32, 64), order))
+        pairs.append(builder.bitcast(words, _WORDS))
+    return pairs
 
 
 def _signed(builder: Any, sizes: Any, codes: Any) -> Any:
@@ -82,15 +81,9 @@ class _Int4Unit:
             [_load(builder, record, start + table * _TABLE + half) for half in (0, 64)] for table in range(2)
         )
 
-    def weights(self, builder: Any, words: Any) -> list[Any]:
-        rotated = builder.or_(
-            builder.shl(words, llvm.fill(_WORDS, 4)), builder.lshr(words, llvm.fill(_WORDS, 28))
-        )  # fmt: skip
-        return [
-            weight
-            for each in (words, rotated)
-            for weight in self._four(builder, builder.bitcast(each, _BYTES))
-        ]  # fmt: skip
+    def pairs(self, builder: Any, words: Any) -> list[Any]:
+        rotated = builder.or_(builder.shl(words, llvm.fill(_WORDS, 4)), builder.lshr(words, llvm.fill(_WORDS, 28)))
+        return [pair for each in (words, rotated) for pair in self._four(builder, builder.bitcast(each, _BYTES))]
 
     def _four(self, builder: Any, codes: Any) -> list[Any]:
         indices = builder.or_(builder.and_(codes, _fill(7)), _columns())
@@ -99,7 +92,7 @@ class _Int4Unit:
             builder.select(some, _permuted(builder, table[0], indices, table[1]), _fill(0))
             for table in (self._lower, self._upper)
         )
-        return _words_of(builder, lower, _signed(builder, upper, codes))
+        return _pairs_of(builder, lower, _signed(builder, upper, codes))
 
 
 class _E4m3Unit:
@@ -108,17 +101,15 @@ class _E4m3Unit:
     def __init__(self, builder: Any, record: Any, unit: int) -> None:
         self._mantissas = [_load(builder, record, unit * _TABLE + half) for half in (0, 64)]
         self._exponents = _load(builder, record, UNITS * _TABLE + unit * 64)
-        self._matrix = builder.bitcast(
-            ir.Constant(ir.VectorType(llvm.I64, 8), [_MATRIX] * 8), _BYTES
-        )  # fmt: skip
+        self._matrix = builder.bitcast(ir.Constant(ir.VectorType(llvm.I64, 8), [_MATRIX] * 8), _BYTES)
 
-    def weights(self, builder: Any, words: Any) -> list[Any]:
+    def pairs(self, builder: Any, words: Any) -> list[Any]:
         codes = builder.bitcast(words, _BYTES)
         indices = builder.or_(builder.and_(codes, _fill(7)), _columns())
         mantissas = _permuted(builder, self._mantissas[0], indices, self._mantissas[1])
         arguments = [codes, self._matrix, ir.Constant(ir.IntType(8), 0)]
         signed = llvm.call(builder, "llvm.x86.vgf2p8affineqb.512", _BYTES, arguments)
-        return _words_of(
+        return _pairs_of(
             builder,
             builder.or_(mantissas, builder.and_(codes, _fill(_SIGN))),
             builder.add(signed, self._exponents),
@@ -126,13 +117,13 @@ class _E4m3Unit:
 
 
 Units = list[list[Any]]
-"""Weights as int32 vectors, by units and by their places in a word."""
+"""Pairs as int32 vectors, by units and by their places in a word of codes."""
 
 
 def _loop(
     builder: Any, kind: int, addresses: list[Any], initial: list[Any], use: Callable[[Any, Units, list[Any]], list[Any]]
 ) -> list[Any]:
-    """Calls `use(index of words, weights, carried values)`, which gives the carried values that follow, for each word.
+    """Calls `use(index of words, pairs, carried values)`, which gives the carried values that follow, for each word.
 
     addresses: codes, how many words, and record.
     """
@@ -141,8 +132,8 @@ def _loop(
     units = [form(builder, record, unit) for unit in range(UNITS)]
 
     def body(index: Any, carried: list[Any]) -> list[Any]:
-        weights = [each.weights(builder, _words(builder, codes, index, unit)) for unit, each in enumerate(units)]
-        return use(index, weights, carried)
+        pairs = [each.pairs(builder, _words(builder, codes, index, unit)) for unit, each in enumerate(units)]
+        return use(index, pairs, carried)
 
     return llvm.loop(builder, count, 1, initial, body)
 
@@ -159,13 +150,13 @@ def row_by_tables(kind: int) -> Callable[[int, int, int, int, int], None]:
             return
         x, *addresses, sums = values
 
-        def use(index: Any, weights: Units, totals: list[Any]) -> list[Any]:
+        def use(index: Any, pairs: Units, totals: list[Any]) -> list[Any]:
+            halves = [[half for pair in each for half in emit_halves(builder, pair)] for each in pairs]
             for place in range(elements):
                 k = builder.add(builder.mul(index, llvm.constant(elements)), llvm.constant(place))
                 row = llvm.splat(builder, builder.load(llvm.pointer(builder, x, llvm.F32, k), align=4))
                 totals = [
-                    llvm.fma(builder, row, builder.bitcast(each[place], llvm.VECTOR), total)
-                    for each, total in zip(weights, totals, strict=True)
+                    llvm.fma(builder, row, each[place], total) for each, total in zip(halves, totals, strict=True)
                 ]
             return totals
 
@@ -178,25 +169,24 @@ def row_by_tables(kind: int) -> Callable[[int, int, int, int, int], None]:
 
 
 def decode_by_tables(kind: int) -> Callable[[int, int, int, int], None]:
-    """Intrinsic (codes, words, record, target): words of a group, packed as `linear` has its weights.
+    """Intrinsic (codes, words, record, target): words of a group as pairs [inputs / 2, 64], see `row_sums`.
 
     As `row_by_tables` where the instructions are missing.
     """
-    elements = elements_of(kind)
+    places = elements_of(kind) // 2
 
     def emit(builder: Any, values: Any) -> None:
         if not LOOKS_UP:
             return
         *addresses, target = values
 
-        def use(index: Any, weights: Units, carried: list[Any]) -> list[Any]:
-            for place in range(elements):
-                k = builder.add(builder.mul(index, llvm.constant(elements)), llvm.constant(place))
-                for part in range(UNITS // 2):
-                    low = builder.lshr(weights[2 * part][place], llvm.fill(_WORDS, 16))
-                    at = builder.add(builder.mul(k, llvm.constant(BLOCK // 2)), llvm.constant(part * UNIT))
+        def use(index: Any, pairs: Units, carried: list[Any]) -> list[Any]:
+            for place in range(places):
+                line = builder.add(builder.mul(index, llvm.constant(places)), llvm.constant(place))
+                for unit, each in enumerate(pairs):
+                    at = builder.add(builder.mul(line, llvm.constant(BLOCK)), llvm.constant(unit * UNIT))
                     pointer = builder.bitcast(llvm.pointer(builder, target, llvm.I32, at), _WORDS.as_pointer())
-                    builder.store(builder.or_(low, weights[2 * part + 1][place]), pointer, align=4)
+                    builder.store(each[place], pointer, align=4)
             return carried
 
         _loop(builder, kind, addresses, [], use)
