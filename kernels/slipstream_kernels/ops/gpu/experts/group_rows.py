@@ -49,10 +49,13 @@ def most_blocks(pairs: int, experts: int, tokens: int) -> int:
 
 @triton.jit
 def _group(
-    ids: tl.tensor, order: tl.tensor, blocks: tl.tensor, pairs: int, TOKENS: tl.constexpr, CHUNK: tl.constexpr,
-    WORDS: tl.constexpr,
+    ids: tl.tensor, order: tl.tensor, blocks: tl.tensor, pairs: int, count: int, TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr, WORDS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A program has an expert. With b pairs of lower experts its blocks begin with number b // TOKENS + expert."""
+    """A program has an expert. With b pairs of lower experts its blocks begin with number b // TOKENS + expert.
+
+    All `count` blocks are written: those behind the last expert's pairs, of which padding leaves some, are its own too.
+    """
     release_next()
     wait_for_previous()
     expert = tl.program_id(0)
@@ -63,7 +66,8 @@ def _group(
         below += tl.sum((of < expert).to(tl.int32), 0)
         own += tl.sum((of == expert).to(tl.int32), 0)
     first_block = below // TOKENS + expert
-    for block in range(first_block, (below + own) // TOKENS + expert + 1):
+    end_block = (below + own) // TOKENS + expert + 1
+    for block in range(first_block, tl.where(expert == tl.num_programs(0) - 1, count, end_block)):
         first = (block - first_block) * TOKENS
         tl.store(blocks + block * WORDS, expert)
         tl.store(blocks + block * WORDS + 1, below + first)
@@ -71,8 +75,8 @@ def _group(
     place = below
     for start in range(0, pairs, CHUNK):
         mine = tl.load(ids + start + lanes, mask=start + lanes < pairs, other=0x7FFFFFFF) == expert
-        count = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(order + place + count - 1, start + lanes, mask=mine)
+        rank = tl.cumsum(mine.to(tl.int32), 0)
+        tl.store(order + place + rank - 1, start + lanes, mask=mine)
         place += tl.sum(mine.to(tl.int32), 0)
 
 
@@ -89,6 +93,7 @@ def group_rows(ids: torch.Tensor, groups: ExpertGroups, *, experts: int) -> None
         groups.order,
         groups.blocks,
         ids.numel(),
+        len(groups.blocks),
         TOKENS=groups.tokens,
         CHUNK=min(_CHUNK, int(next_power_of_2(ids.numel()))),
         WORDS=WORDS,

@@ -17,13 +17,15 @@ EXPERTS = 5
 
 
 def groups_of(ids: torch.Tensor, tokens: int) -> ExpertGroups:
-    blocks = most_blocks(ids.numel(), EXPERTS, tokens)
-    empty = [torch.full(shape, -1, dtype=torch.int32, device=ids.device) for shape in ((ids.numel(),), (blocks, WORDS))]
-    return ExpertGroups(*empty, tokens)
+    """Full of what earlier rows have left: every pair in blocks of expert 0."""
+    order = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
+    blocks = torch.full((most_blocks(ids.numel(), EXPERTS, tokens), WORDS), tokens, dtype=torch.int32, device=ids.device)
+    blocks[:, :2] = 0
+    return ExpertGroups(order, blocks, tokens)
 
 
 @pytest.mark.parametrize("op", [group_rows, group_rows_reference])
-@pytest.mark.parametrize("kind", ["random", "all of one", "of the last alone", "full blocks"])
+@pytest.mark.parametrize("kind", ["random", "all of one", "of the last alone", "full blocks", "much padding", "padding alone"])
 def test_every_pair_is_in_one_block_of_its_expert(device: torch.device, op, kind: str) -> None:
     torch.manual_seed(0)
     ids = {
@@ -31,15 +33,16 @@ def test_every_pair_is_in_one_block_of_its_expert(device: torch.device, op, kind
         "all of one": torch.full((40, 1), 2),
         "of the last alone": torch.full((3, 1), EXPERTS - 1),
         "full blocks": torch.arange(EXPERTS).repeat_interleave(32)[:, None],
+        "much padding": torch.cat([torch.randint(0, EXPERTS, (5, 3)), torch.full((59, 3), EXPERTS)]),
+        "padding alone": torch.full((40, 2), EXPERTS),
     }[kind].to(device, torch.int32)
     groups = groups_of(ids, 16)
     op(ids, groups, experts=EXPERTS)
-    assert groups.order.sort().values.tolist() == list(range(ids.numel()))
-    found = torch.full((ids.numel(),), -1, device=device)
+    found = torch.full((ids.numel(),), EXPERTS, device=device)
     for expert, first, count in groups.blocks.tolist():
         assert 0 <= count <= 16
         places = groups.order[first : first + count].long()
-        assert (found[places] == -1).all()
+        assert (found[places] == EXPERTS).all()
         found[places] = expert
     assert torch.equal(found.int(), ids.flatten())
 
