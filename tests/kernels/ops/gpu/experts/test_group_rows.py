@@ -19,13 +19,16 @@ EXPERTS = 5
 def groups_of(ids: torch.Tensor, tokens: int) -> ExpertGroups:
     """Full of what earlier rows have left: every pair in blocks of expert 0."""
     order = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
-    blocks = torch.full((most_blocks(ids.numel(), EXPERTS, tokens), WORDS), tokens, dtype=torch.int32, device=ids.device)
+    lines = most_blocks(ids.numel(), EXPERTS, tokens)
+    blocks = torch.full((lines, WORDS), tokens, dtype=torch.int32, device=ids.device)
     blocks[:, :2] = 0
     return ExpertGroups(order, blocks, tokens)
 
 
 @pytest.mark.parametrize("op", [group_rows, group_rows_reference])
-@pytest.mark.parametrize("kind", ["random", "all of one", "of the last alone", "full blocks", "much padding", "padding alone"])
+@pytest.mark.parametrize(
+    "kind", ["random", "all of one", "of the last alone", "full blocks", "much padding", "padding alone"]
+)
 def test_every_pair_is_in_one_block_of_its_expert(device: torch.device, op, kind: str) -> None:
     torch.manual_seed(0)
     ids = {
