@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
 from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
@@ -35,14 +37,31 @@ def main() -> int:
         help="fp8: e4m3 with a scale for each row; w4a16: 4 bits with a scale for each group of a row",
     )
     parser.add_argument("--group", type=int, choices=GROUPS, default=128, help="elements of a group of w4a16 [128]")
+    parser.add_argument(
+        "--device", default="cpu", help="where weights are rounded, cpu or cuda, to the same files [cpu]"
+    )
     options = parser.parse_args()
+    if trouble := _trouble_with(options.device):
+        parser.error(f"argument --device: {options.device!r} cannot be used here: {trouble}")
     try:
-        report = quantise_folder(options.folder, options.out, RoundedFormat(options.format, options.group))
+        form = RoundedFormat(options.format, options.group)
+        report = quantise_folder(options.folder, options.out, form, options.device)
     except (CheckpointError, OSError) as error:
         sys.stderr.write(f"{parser.prog}: {error}\n")
         return 2
     sys.stdout.write(f"{options.out}: {report}\n")
     return 0
+
+
+def _trouble_with(device: str) -> str:
+    """Why weights cannot be rounded on a device; empty: they can."""
+    try:
+        if torch.device(device).type not in ("cpu", "cuda"):
+            return "supported are cpu and cuda"
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # no such name, no such device, or a torch without it
+        return str(error).splitlines()[0]
+    return ""
 
 
 if __name__ == "__main__":

@@ -24,8 +24,11 @@ _WEIGHT = ".weight"
 _INDEX = "model.safetensors.index.json"
 
 
-def quantise_folder(folder: Path, out: Path, form: RoundedFormat) -> str:
-    """Write `out`, whole or not at all, and say what was done. Raises CheckpointError, or OSError."""
+def quantise_folder(folder: Path, out: Path, form: RoundedFormat, device: str = "cpu") -> str:
+    """Write `out`, whole or not at all, and say what was done. Raises CheckpointError, or OSError.
+
+    device: where weights are rounded, to the same bits on all.
+    """
     config = ModelConfig.from_folder(folder)
     if config.quantisation is not None:
         raise CheckpointError(f"{folder}: the model is quantised already ({config.quantisation.method})")
@@ -43,7 +46,7 @@ def quantise_folder(folder: Path, out: Path, form: RoundedFormat) -> str:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
         made = Path(place) / out.name
-        before, after = _write(folder, made, form, rounded)
+        before, after = _write(folder, made, form, rounded, device)
         left = sorted(name.removesuffix(_WEIGHT) for name in linear.keys() - rounded - routers)
         kept = sorted(name.removesuffix(_WEIGHT) for name in routers)
         others = [f"re:{each}" for each in OTHER_PREFIXES if has_other_parts(config.family)]
@@ -54,7 +57,7 @@ def quantise_folder(folder: Path, out: Path, form: RoundedFormat) -> str:
     return f"{len(rounded)} layers in {form.name}, {sizes}{told}"
 
 
-def _write(folder: Path, made: Path, form: RoundedFormat, rounded: set[str]) -> tuple[int, int]:
+def _write(folder: Path, made: Path, form: RoundedFormat, rounded: set[str], device: str) -> tuple[int, int]:
     """All files but config.json. Returns bytes of tensors before and after."""
     shutil.copytree(folder, made, ignore=shutil.ignore_patterns("*.safetensors", _INDEX, "config.json"))
     before, after = 0, 0
@@ -70,8 +73,11 @@ def _write(folder: Path, made: Path, form: RoundedFormat, rounded: set[str]) -> 
                     if name not in rounded:
                         tensors[name] = tensor
                         continue
-                    parts = form.rounded(tensor.bfloat16())
-                    tensors |= {f"{name.removesuffix(_WEIGHT)}.{part}": each for part, each in parts.items()}
+                    weight = tensor.to(device).bfloat16()
+                    if not bool(weight.isfinite().all()):
+                        raise CheckpointError(f"{path}: {name} holds NaN or infinite numbers, which are not rounded")
+                    parts = form.rounded(weight)
+                    tensors |= {f"{name.removesuffix(_WEIGHT)}.{part}": each.cpu() for part, each in parts.items()}
                     bar.update()
             after += sum(tensor.nbytes for tensor in tensors.values())
             weight_map |= dict.fromkeys(tensors, path.name)

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import torch
 
+from slipstream_kernels.models.checkpoint.quantisation.int4_search import nearest_int4
 from slipstream_kernels.models.checkpoint.quantisation.layouts import LARGEST_SCALE, LEAST_SCALE
 from slipstream_kernels.models.checkpoint.quantisation.scheme import GROUPS, LINEAR
 
 FormatName = Literal["fp8", "w4a16"]
 _LARGEST_E4M3 = 448.0
-_AT_ONCE = 1 << 19
-"""Elements that are rounded at once: all that is tried with them stays in a CPU's cache."""
+_AT_ONCE = 1 << 23
+"""Elements that are rounded at once."""
 _SHRUNK = torch.linspace(1.0, 0.7, 31)
 """Of a group's largest element: a smaller scale cuts it off, and rounds all others less."""
 
@@ -55,38 +56,34 @@ class RoundedFormat:
 def rounded_e4m3(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """e4m3 with a float32 scale for each row: the largest element becomes the largest number."""
     wide = weight.float()
-    scales = (wide.abs().amax(1, keepdim=True) / _LARGEST_E4M3).clamp(LEAST_SCALE, LARGEST_SCALE)
+    scales = _divided(wide.abs().amax(1, keepdim=True), _LARGEST_E4M3).clamp(LEAST_SCALE, LARGEST_SCALE)
     codes = (wide / scales).clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn)
     return {"weight": codes, "weight_scale": scales}
+
+
+def _divided(values: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Rounded once on all devices, some of which multiply by the reciprocal of a number that is no tensor."""
+    return values / values.new_full((), divisor)
 
 
 def rounded_int4(weight: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
     """Whole numbers from -8 to 7 with a bfloat16 scale for each group, which of several has the least squared error."""
     outputs, inputs = weight.shape
-    groups = weight.view(outputs, inputs // group, group)
-    parts = [_best_int4(part.float()) for part in groups.split(max(1, _AT_ONCE // inputs))]
-    best = torch.cat([scales for scales, _ in parts])
-    codes = torch.cat([part for _, part in parts]).view(outputs, inputs).to(torch.int32) + 8
-    words = torch.zeros(outputs, inputs // 8, dtype=torch.int32, device=weight.device)
-    for place in range(8):
-        words |= codes[:, place::8] << (4 * place)
+    step = max(1, _AT_ONCE // inputs)
+    parts = [_int4_rows(weight[start : start + step], group) for start in range(0, outputs, step)]
     return {
-        "weight_packed": words,
-        "weight_scale": best.squeeze(2).bfloat16(),
+        "weight_packed": torch.cat([words for words, _ in parts]),
+        "weight_scale": torch.cat([scales for _, scales in parts]),
         "weight_shape": torch.tensor([outputs, inputs]),
     }
 
 
-def _best_int4(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales [rows, groups, 1] and codes, int8 as `wide` [rows, groups, elements]."""
-    whole = torch.maximum(wide.amax(2, keepdim=True) / 7, -wide.amin(2, keepdim=True) / 8)
-    best, least = torch.zeros_like(whole), torch.full_like(whole, torch.inf)
-    for part in _SHRUNK.tolist():
-        scales = (whole * part).clamp(LEAST_SCALE, LARGEST_SCALE).bfloat16().float()
-        error = (_int4(wide, scales) * scales - wide).square_().sum(2, keepdim=True)
-        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
-    return best, _int4(wide, best).to(torch.int8)
-
-
-def _int4(wide: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return (wide / scales).round_().clamp_(-8, 7)
+def _int4_rows(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed codes int32 [rows, inputs / 8] and scales [rows, groups]."""
+    wide = weight.float().view(-1, group)
+    whole = torch.maximum(_divided(wide.amax(1), 7), _divided(-wide.amin(1), 8))
+    tried = (whole[:, None] * _SHRUNK.to(weight.device)).clamp(LEAST_SCALE, LARGEST_SCALE).bfloat16().float()
+    scales, codes = nearest_int4(wide, tried)
+    codes = (codes.view(len(weight), -1) + 8).view(torch.uint8)
+    pairs = codes[:, ::2] | codes[:, 1::2] << 4
+    return pairs.view(torch.int32), scales.bfloat16().view(len(weight), -1)

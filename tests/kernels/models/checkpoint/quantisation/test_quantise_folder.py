@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.__main__ import main
 from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors, load_weights
@@ -54,3 +56,27 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tensors are missing"):
         quantise_folder(source, tmp_path / "short", RoundedFormat("fp8"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["once", "source"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers(tmp_path: Path, number: float) -> None:
+    source = make_tiny_model(tmp_path / "source", layers=1)
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = number
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    told = r"model.safetensors: model.layers.0.mlp.up_proj.weight holds NaN or infinite numbers, which are not rounded"
+    with pytest.raises(CheckpointError, match=told):
+        quantise_folder(source, tmp_path / "out", RoundedFormat("w4a16", 32))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"), [("meta", "supported are cpu and cuda"), ("cuda:99", ""), ("gpu", "Expected one of cpu")]
+)
+def test_a_device_that_is_not_there(
+    device: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["quantize", "DIR", "OUT", "--format", "fp8", "--device", device])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"argument --device: {device!r} cannot be used here: {reason}" in capsys.readouterr().err
