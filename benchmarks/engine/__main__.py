@@ -4,7 +4,9 @@
     python -m benchmarks.engine --merge FILE ... --output FILE [--plot FILE]
 
 Requests pass through the verify loop of the service in this process; a step is timed from one delivery of outputs to
-the next, so that scheduling, sampling and everything else on the way is in it. Sections:
+the next, so that scheduling, sampling and everything else on the way is in it. Weights are bfloat16, or rounded to
+--format fp8 or w4a16; with --weights config they are as a folder's config.json says, which is all that it needs, such
+as one of gpt-oss in mxfp4. Sections:
 
     plain         one request at several contexts
     batch         1 to 256 requests at context 1k, or --batches at --batch-context
@@ -34,13 +36,13 @@ from tqdm import tqdm
 from benchmarks.engine.plot import plot_verify
 from benchmarks.engine.sections import SECTIONS, Sections, Sizes
 from benchmarks.engine.transformers_model import TransformersModel
-from benchmarks.inflate.shape_arguments import add_shape_arguments, shape_of
+from benchmarks.inflate.shape_arguments import add_format_arguments, add_shape_arguments, format_of, shape_of
 from benchmarks.inflate.tensors import source_of
 from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.figures import Figures, side_by_side
 from benchmarks.local_engine.local_loop import local_loop
-from benchmarks.local_engine.measured_model import make_weights, start_model
+from benchmarks.local_engine.measured_model import OF_CONFIG, make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import random_token_ids
 from benchmarks.local_engine.synthetic_trees import SizedTrees
 from slipstream_kernels.models.checkpoint.model_config import read_json
@@ -136,8 +138,14 @@ def measure_modes(options: argparse.Namespace, sizes: Sizes, report: Report) -> 
     if not sections:
         return
     config = sizes.config(sections, options.prefill_chunk)
-    weights = make_weights(options.weights, options.model, shape_of(options), options.device)
-    facts = {"weights": options.weights, "prefill_chunk": options.prefill_chunk, "steps": sizes.steps}
+    form, shape = format_of(options), shape_of(options)
+    weights = make_weights(options.weights, options.model, shape, options.device, form=form)
+    facts = {
+        "weights": options.weights,
+        "format": options.format,
+        "prefill_chunk": options.prefill_chunk,
+        "steps": sizes.steps,
+    }
     for mode in options.modes:
         kind, _, more = mode.partition("+")
         kv = KVForm(fp8=more == FP8)
@@ -190,9 +198,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     names = [*SECTIONS, TRANSFORMERS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--sections", type=_list, default=names, help=f"of {','.join(names)} (all)")
+    parser.add_argument("--sections", type=_list, help=f"of {','.join(names)} (all; transformers with bfloat16 alone)")
     parser.add_argument("--modes", type=_list, default=["exact", "fast"], help=f"of {','.join(MODES)} (exact,fast)")
-    parser.add_argument("--weights", choices=("random", "inflated"), default="random", help="random or inflated")
+    parser.add_argument(
+        "--weights",
+        choices=("random", "inflated", OF_CONFIG),
+        default="random",
+        help="random or inflated ones of a shape, or random ones as config.json in --model says (random)",
+    )
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="model whose constants, or text, are taken")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a trial with the ops' twins (cuda)")
     parser.add_argument("--prefill-chunk", type=int, default=2048, help="prompt rows of a step (2048)")
@@ -204,7 +217,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="picture of verify step time against rows")
     parser.add_argument("--merge", type=Path, nargs="+", help="measure nothing: join the results of these files")
     add_shape_arguments(parser)
+    add_format_arguments(parser)
     options = parser.parse_args(arguments)
+    if options.weights == OF_CONFIG and options.format:
+        parser.error("argument --format: with --weights config the folder's quantization_config counts")
+    others = options.format is not None or options.weights == OF_CONFIG
+    if options.sections is None:
+        options.sections = names[:-1] if others else names
+    if others and TRANSFORMERS in options.sections:
+        parser.error(f"argument --sections: {TRANSFORMERS} computes with bfloat16 weights of a shape alone")
     if unknown := set(options.sections) - set(names):
         parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
     if unknown := set(options.modes) - set(MODES):

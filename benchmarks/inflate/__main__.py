@@ -7,8 +7,9 @@ OUTPUT becomes a Hugging Face folder that any engine can serve: the text, and wi
 small model's, the cost of a step is the large one's. The shapes are Llama-3.1-8B's (16.1 GB) unless flags say
 otherwise; a mixture of experts takes those of a mixture, such as --shape qwen3-30b-a3b (61 GB). With --random all
 weights are random instead: a stream that is mostly zeros hides errors of summation order and flatters timings that are
-bound by arithmetic. With --head, a folder with a head that was trained for the model,
-OUTPUT becomes the widened model's head, which borrows the model's embedding unless --own-embedding adds it.
+bound by arithmetic. With --format all linear layers but the head are rounded, as `slipstream quantize` would. With
+--head, a folder with a head that was trained for the model, OUTPUT becomes the widened model's head, which borrows the
+model's embedding unless --own-embedding adds it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from benchmarks.inflate.folder import write_folder, write_head
 from benchmarks.inflate.head import DRAFT_VOCAB, HeadInflation, RandomHead
 from benchmarks.inflate.shape import Shape, ShapeError
-from benchmarks.inflate.shape_arguments import add_shape_arguments, shape_of
+from benchmarks.inflate.shape_arguments import add_format_arguments, add_shape_arguments, format_of, shape_of
 from benchmarks.inflate.tensors import source_of
 from benchmarks.lib.repository import DEMO_MODEL
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
@@ -35,16 +36,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="where weights are made (cpu)")
     parser.add_argument("--seed", type=int, default=0, help="of random weights (0)")
     add_shape_arguments(parser)
+    add_format_arguments(parser)
     parser.add_argument("--head", type=Path, help="EAGLE-3 head of that model, to be widened in its place")
     parser.add_argument("--draft-vocab", type=int, default=DRAFT_VOCAB, help="tokens that it scores (%(default)s)")
     parser.add_argument("--own-embedding", action="store_true", help="write the target's embedding beside the head")
     options = parser.parse_args(arguments)
+    if options.head is not None and options.format is not None:
+        parser.error("argument --format: a head is not rounded")
     shape = shape_of(options)
     kind = "random" if options.random else "inflated"
     try:
         if options.head is None:
             source = source_of(kind, options.model, shape, device=options.device, seed=options.seed)
-            write_folder(source, options.model, shape, options.output)
+            write_folder(source, options.model, shape, options.output, form=format_of(options))
         else:
             _widen_head(options, shape, kind)
     except (ShapeError, CheckpointError, OSError) as error:

@@ -13,24 +13,41 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from benchmarks.inflate.head import HeadSource
+from benchmarks.inflate.quantised import QuantisedTensors
 from benchmarks.inflate.shape import Shape
 from benchmarks.inflate.tensors import TensorSource
 from slipstream_kernels.models.checkpoint.model_config import read_json
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 
 SHARD_BYTES = 4 << 30
 COPIED = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def write_folder(
-    source: TensorSource, model: Path, shape: Shape, output: Path, *, shard_bytes: int = SHARD_BYTES
+    source: TensorSource,
+    model: Path,
+    shape: Shape,
+    output: Path,
+    *,
+    form: RoundedFormat | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write config, tokenizer and weights, as files of about `shard_bytes` each; config.json comes last."""
+    """Write config, tokenizer and weights, as files of about `shard_bytes` each; config.json comes last.
+
+    form: to which linear layers are rounded.
+    """
     output.mkdir(parents=True, exist_ok=True)
-    _write_weights(source.tensors(), output, shard_bytes)
+    config = shape.config_json(read_json(model / "config.json"))
+    tensors = source.tensors()
+    if form is not None:
+        quantised = QuantisedTensors(source, form)
+        config["quantization_config"] = quantised.quantisation_config
+        tensors = quantised.stored()
+    _write_weights(tensors, output, shard_bytes)
     for name in COPIED:
         if (model / name).exists():
             shutil.copyfile(model / name, output / name)
-    _write_json(output / "config.json", shape.config_json(read_json(model / "config.json")))
+    _write_json(output / "config.json", config)
 
 
 def write_head(

@@ -8,10 +8,12 @@ from dataclasses import replace
 import torch
 
 from benchmarks.inflate.tensors import TensorSource
+from slipstream_kernels.models.checkpoint.expert_names import is_router
 from slipstream_kernels.models.checkpoint.quantisation.layouts import quantised_weight
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.checkpoint.quantisation.scheme import HEAD_MODULE
+from slipstream_kernels.models.checkpoint.tensor_names import expected_shapes
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 
@@ -19,12 +21,18 @@ _WEIGHT = ".weight"
 
 
 class QuantisedTensors:
-    """A source's linear layers, all but the head, rounded to a format; a name's tensor is the same at each call."""
+    """A source's linear layers, all but the head and routers, rounded to a format; equal at each call."""
 
     def __init__(self, source: TensorSource, form: RoundedFormat) -> None:
         self._source = source
         self._form = form
-        self._quantisation = read_quantisation({"quantization_config": form.config([HEAD_MODULE])})
+        kept = [
+            name.removesuffix(_WEIGHT)
+            for name, shape in expected_shapes(source.config)
+            if len(shape) == 2 and name != EMBEDDING and (is_router(name) or not form.takes(shape))
+        ]
+        self.quantisation_config = form.config([HEAD_MODULE, *kept])
+        self._quantisation = read_quantisation({"quantization_config": self.quantisation_config})
         self.config = replace(source.config, quantisation=self._quantisation)
         self.decoded_config = source.config
 
@@ -33,14 +41,28 @@ class QuantisedTensors:
         assert self._quantisation is not None
         for name, tensor in self._source.tensors():
             module = name.removesuffix(_WEIGHT)
-            scheme = None if tensor.dim() != 2 or name == EMBEDDING else self._quantisation.scheme_of(module)
+            scheme = self._quantisation.scheme_of(module) if self._is_rounded(name, tensor) else None
             if scheme is None:
                 yield name, tensor
             else:
                 outputs, inputs = tensor.shape
                 yield name, quantised_weight(scheme, self._form.rounded(tensor), outputs, inputs, module)
 
+    def stored(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and tensor as files hold them."""
+        for name, tensor in self._source.tensors():
+            if self._is_rounded(name, tensor):
+                for part, each in self._form.rounded(tensor).items():
+                    yield f"{name.removesuffix(_WEIGHT)}.{part}", each
+            else:
+                yield name, tensor
+
     def decoded(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The same, in the bfloat16 that they stand for."""
         for name, tensor in self.tensors():
             yield name, decode(tensor) if isinstance(tensor, QuantisedWeight) else tensor
+
+    def _is_rounded(self, name: str, tensor: torch.Tensor) -> bool:
+        assert self._quantisation is not None
+        linear = tensor.dim() == 2 and name != EMBEDDING
+        return linear and self._quantisation.scheme_of(name.removesuffix(_WEIGHT)) is not None

@@ -6,6 +6,8 @@ import argparse
 from dataclasses import replace
 
 from benchmarks.inflate.shape import SHAPES, Shape
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
+from slipstream_kernels.models.checkpoint.quantisation.scheme import GROUPS
 
 _FLAGS = {
     "hidden": ("hidden_size", "hidden size"),
@@ -26,6 +28,20 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b", help="of a known model (%(default)s)")
     for flag, (_, text) in _FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, help=f"{text} (that of --shape)")
+
+
+def add_format_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that `format_of` reads."""
+    formats, group = ("fp8", "w4a16"), RoundedFormat("w4a16").group
+    parser.add_argument(
+        "--format", choices=formats, help="to which linear layers are rounded, as by `slipstream quantize`"
+    )
+    parser.add_argument("--group", type=int, choices=GROUPS, default=group, help="elements of a group of w4a16 [128]")
+
+
+def format_of(options: argparse.Namespace) -> RoundedFormat | None:
+    """What the flags of `add_format_arguments` ask for; None: bfloat16."""
+    return None if options.format is None else RoundedFormat(options.format, options.group)
 
 
 def shape_of(options: argparse.Namespace) -> Shape:

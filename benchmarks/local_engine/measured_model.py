@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.inflate.quantised import QuantisedTensors
 from benchmarks.inflate.shape import Shape
 from benchmarks.inflate.tensors import source_of
 from benchmarks.local_engine.local_loop import EngineConfig
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import TRITON
@@ -24,13 +26,25 @@ from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer
 from slipstream_kernels.models.kv_form import FLOAT, KVForm
 
 KINDS = ("folder", "inflated", "random")
+OF_CONFIG = "config"
 
 
-def make_weights(kind: str, folder: Path, shape: Shape, device: str) -> GpuWeights:
-    """Weights on `device`: those of `folder`, or those of another shape made from it. Raises CheckpointError."""
+def make_weights(
+    kind: str, folder: Path, shape: Shape, device: str, *, form: RoundedFormat | None = None
+) -> GpuWeights:
+    """Weights on `device`: those of `folder`, or those of another shape made from it. Raises CheckpointError.
+
+    kind: one of `KINDS`, or `OF_CONFIG`, random ones of the shape, and the bits, that the folder's config.json has.
+    form: to which those of another shape are rounded.
+    """
     if kind == "folder":
         return GpuWeights.load(folder, ModelConfig.from_folder(folder), device)
+    if kind == OF_CONFIG:
+        return GpuWeights.random(ModelConfig.from_folder(folder), device, progress=True)
     source = source_of(kind, folder, shape, device=device)
+    if form is not None:
+        quantised = QuantisedTensors(source, form)
+        return GpuWeights.from_tensors(quantised.config, quantised.tensors(), device, progress=True)
     return GpuWeights.from_tensors(source.config, source.tensors(), device, progress=True)
 
 

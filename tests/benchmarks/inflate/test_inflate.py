@@ -3,12 +3,15 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.inflate.__main__ import main
 from benchmarks.inflate.folder import write_folder
 from benchmarks.inflate.shape import LLAMA_8B, Shape, ShapeError, Stream, check
 from benchmarks.inflate.tensors import Inflation, RandomModel
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, load_tensors
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
@@ -116,6 +119,35 @@ def test_weights_are_spread_over_files_that_the_index_names(tiny_model, tmp_path
     assert sorted(set(index["weight_map"].values())) == files
     assert index["metadata"]["total_size"] == sum(t.nbytes for _, t in RandomModel(tiny_model, shape).tensors())
     load_tensors(tmp_path, ModelConfig.from_folder(tmp_path))
+
+
+def stored(folder):
+    """All tensors of a folder as files hold them."""
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.parametrize("form", ["fp8", "w4a16"])
+def test_a_rounded_folder_is_the_one_that_quantize_writes(tiny_model, tmp_path, form):
+    sizes = {"hidden": 256, "layers": 1, "heads": 4, "kv-heads": 2, "head-dim": 64, "intermediate": 160, "vocab": 600}
+    flags = [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
+    flags += ["--model", str(tiny_model), "--random", "--context", "512"]
+    assert main([str(tmp_path / "plain"), *flags]) == 0
+    assert main([str(tmp_path / "rounded"), *flags, "--format", form, "--group", "64"]) == 0
+    quantise_folder(tmp_path / "plain", tmp_path / "after", RoundedFormat(form, 64))
+    got, expected = stored(tmp_path / "rounded"), stored(tmp_path / "after")
+    assert got.keys() == expected.keys() and len(got) > 15
+    for name, tensor in got.items():
+        assert torch.equal(tensor.view(torch.uint8), expected[name].view(torch.uint8)), name
+    left = ["model.layers.0.mlp.down_proj"] if form == "w4a16" else []
+    said = json.loads((tmp_path / "rounded" / "config.json").read_text())["quantization_config"]
+    assert said == json.loads((tmp_path / "after" / "config.json").read_text())["quantization_config"]
+    assert said["ignore"] == ["lm_head", *left]
+
+
+def test_a_head_is_not_rounded(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "out"), "--head", str(tmp_path), "--format", "fp8"])
+    assert "argument --format: a head is not rounded" in capsys.readouterr().err
 
 
 def test_a_random_models_logits_are_about_standard_normal(tiny_model, tmp_path):

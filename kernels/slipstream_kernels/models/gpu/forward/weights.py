@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -28,6 +28,7 @@ from slipstream_kernels.models.gpu.forward.packed_layers import (
     room_size,
     shape_of,
 )
+from slipstream_kernels.models.gpu.forward.random_tensors import random_tensors
 from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor, Place
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
@@ -138,13 +139,13 @@ class GpuWeights:
     ) -> GpuWeights:
         """Normally distributed weights, scaled so that activations stay of order one however deep the model is.
 
-        None is quantised. Ranks hold the parts of one model. Equal seeds give equal weights on devices of one type.
+        They are quantised as `config` says, each to the nearest number. Ranks hold the parts of one model. Equal seeds
+        give equal weights on devices of one type.
         """
-        config = replace(config, quantisation=None)
         weights = cls._empty(Shard(config, rank, size), device)
         generator = torch.Generator(device).manual_seed(seed)
-        _fill(weights, _random_tensors(config, generator), "drawing weights", progress=progress)
-        return weights
+        _fill(weights, random_tensors(config, generator), "drawing weights", progress=progress)
+        return weights.settled()
 
     @classmethod
     def from_tensors(
@@ -254,22 +255,6 @@ def weight_bytes(shard: Shard) -> int:
     layers += sum(expert_bytes(shard, layer) for layer in range(config.num_layers) if config.has_experts(layer))
     head = 0 if config.tie_word_embeddings else linear(HEAD)
     return layers + norm_bytes + head + 2 * (hidden * config.vocab_size + room_size(shard))
-
-
-def _random_tensors(config: ModelConfig, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, shape in expected_shapes(config):
-        tensor = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
-        tensor.normal_(generator=generator)
-        if "norm" in name:
-            tensor.mul_(0.1).add_(1)
-        elif name.endswith((".bias", SINKS)):
-            tensor.mul_(0.1)
-        elif "o_proj" in name or "down_proj" in name:
-            # Each layer adds two of these to the residual stream.
-            tensor.mul_((2 * config.num_layers * shape[1]) ** -0.5)
-        elif "embed" not in name or config.tie_word_embeddings:
-            tensor.mul_(shape[1] ** -0.5)
-        yield name, tensor
 
 
 def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, AnyTensor]], title: str, *, progress: bool) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,18 @@ import pytest
 import torch
 
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight, unpacked
 from slipstream_kernels.ops.quantised_weight import decode
+from support.experts import pack_mxfp4
+from support.families import EXPERTS
 from support.models import make_tiny_model
 from support.quantised_models import FORMS, LARGE_GROUPS, Form, write_quantised
 
@@ -123,6 +129,34 @@ def test_random_weights_are_one_model_on_all_ranks(folder: Path) -> None:
     assert not torch.equal(whole.layers[1].o, other.layers[1].o)
     assert torch.equal(part.layers[1].o, whole.layers[1].o[:, config.q_size // 2 :])
     assert torch.equal(part.head, whole.head[config.vocab_size // 2 :])
+
+
+@pytest.mark.parametrize("form", [RoundedFormat("fp8"), RoundedFormat("w4a16", 128)], ids=["fp8", "w4a16"])
+def test_random_weights_are_quantised_as_the_config_says(folder: Path, form: RoundedFormat) -> None:
+    plain = replace(ModelConfig.from_folder(folder), intermediate_size=256)
+    config = replace(plain, quantisation=read_quantisation({"quantization_config": form.config(["lm_head"])}))
+    weights, part = GpuWeights.random(config, "cpu", 5), GpuWeights.random(config, "cpu", 5, rank=1, size=2)
+    original = GpuWeights.random(plain, "cpu", 5)
+    for layer, ours, before in zip(weights.layers, part.layers, original.layers, strict=True):
+        for name in ("qkv", "o", "gate_up", "down"):
+            packed, known = getattr(layer, name), getattr(before, name)
+            assert isinstance(packed, PackedWeight) and packed.form.number == ("e4m3" if form.name == "fp8" else "int4")
+            error = (decode(unpacked(packed)).float() - known.float()).norm() / known.float().norm()
+            assert error < (0.04 if form.name == "fp8" else 0.2)
+        if isinstance(ours.o, PackedWeight):
+            assert torch.equal(decode(unpacked(ours.o)), decode(unpacked(layer.o))[:, config.q_size // 2 :])
+    assert torch.equal(weights.embedding, original.embedding) and torch.equal(weights.head, original.head)
+    assert weights.nbytes < original.nbytes
+
+
+def test_random_experts_of_four_bits(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", **EXPERTS["gpt_oss"])
+    pack_mxfp4(folder)
+    weights = GpuWeights.random(ModelConfig.from_folder(folder), "cpu")
+    experts = weights.layers[0].experts
+    assert experts is not None and isinstance(experts.gate_up, PackedExperts)
+    assert experts.gate_up.number == "e2m1" and len(experts.gate_up.codes.unique()) > 100
+    assert isinstance(weights.layers[0].qkv, torch.Tensor)
 
 
 MIXED = Form(
