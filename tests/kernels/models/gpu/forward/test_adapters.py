@@ -1,4 +1,4 @@
-"""Passes whose rows have LoRA adapters, by the kernels in Triton's interpreter and by their twins."""
+"""Passes whose rows have LoRA adapters, by the kernels, in Triton's interpreter where there is no GPU, and by their twins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def load(folder: Path, *adapters: LoraAdapter, ops: Any = twins, rank: int = 16, **options: Any) -> GpuModel:
     limits = GpuLimits(**SIZES, max_adapters=len(adapters), max_adapter_rank=rank)
-    model = GpuModel.load(folder, limits, device="cpu", ops=ops(), progress=False, **options)
+    device = "cuda" if ops is kernels and torch.cuda.is_available() else "cpu"
+    model = GpuModel.load(folder, limits, device=device, ops=ops(), progress=False, **options)
     for slot, adapter in enumerate(adapters):
         model.write_adapter(slot, adapter)
     return model
@@ -48,7 +49,7 @@ def logits(model: GpuModel, spans: list[Span], slots: list[int]) -> torch.Tensor
     for span, slot in zip(spans, slots, strict=True):
         model.set_line(span.line, LINE, adapter=slot)
         model.set_pages(span.line, 0, span.pages)
-    return model.launch(pass_of(model.limits, spans, all_logits=True)).logits.clone()
+    return model.launch(pass_of(model.limits, spans, all_logits=True)).logits.cpu().clone()
 
 
 def span(line: int, tokens: list[int], tree: TokenTree | None = None, start: int = 0) -> Span:

@@ -47,7 +47,7 @@ def test_a_product_is_a_linear_layer(device: torch.device, library: CublasLt, re
     assert relative_error(out, expected) < 4e-3
     if added is not None:
         product.run(x, weight, added, added)  # in place
-        assert torch.equal(added, out)
+        assert relative_error(added, expected) < 4e-3
 
 
 def test_sums_may_stay_float32(device: torch.device, library: CublasLt) -> None:

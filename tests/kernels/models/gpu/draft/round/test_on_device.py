@@ -114,7 +114,7 @@ def test_a_round_behind_a_pass_is_the_one_begun_after_it(made, texts, accepted):
         decided[2 - line, 66 : 67 + count] = torch.tensor(tokens[line][left])
         filled[asked[-1][1] :][: (count + 1) * FEATURES] = states[line][left].flatten()
         laid.append(RoundItem(line, at, at, (0,) * rows, 20, 4))
-        known.append(replace(laid[-1], token_ids=tokens[line][left]))
+        known.append(laid[-1]._replace(token_ids=tokens[line][left]))
         parts.append(states[line][left].cuda())
     torch.cuda.synchronize()
     other = torch.cuda.Stream()
