@@ -37,9 +37,11 @@ class RequestTracing:
         span = access.span
         if not span.recording:
             return
-        values = {**_of_request(access), **_of_error(access)}
+        values = _of_request(access)
+        if access.error is not None:  # the kind alone: a message may quote the request
+            values[names.ERROR_TYPE] = codes_of(access.error).openai_type
         if (generation := access.generation) is not None:
-            values |= _of_generation(generation)
+            values.update(_of_generation(generation))
             if self._vllm_names:
                 values |= _named_as_in_vllm(access, generation)
             for name, at in _moments(generation):
@@ -73,11 +75,6 @@ def _of_request(access: Access) -> dict[str, Value]:
         names.HTTP_STATUS: int(access.status) if access.status.isdigit() else None,
         names.RPC_STATUS: access.status if access.status.isidentifier() else None,
     }
-
-
-def _of_error(access: Access) -> dict[str, Value]:
-    """The kind alone: a message may quote the request."""
-    return {} if access.error is None else {names.ERROR_TYPE: codes_of(access.error).openai_type}
 
 
 def _of_generation(generation: Generation) -> dict[str, Value]:

@@ -183,6 +183,8 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Totals over all choices; a prompt shared by several choices counts once."""
+        if len(self.choices) == 1:
+            return self.choices[0].usage
         usages = [choice.usage for choice in self.choices]
         first = {id(request.prompt_token_ids): index for index, request in reversed(list(enumerate(self.requests)))}
         return Usage(

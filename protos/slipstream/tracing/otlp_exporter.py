@@ -27,6 +27,10 @@ _CODES: Final = {
 _LOCAL: Final = int(SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK)
 _REMOTE: Final = _LOCAL | int(SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK)
 
+_Known = dict[str, tuple[Any, bytes]]
+"""The value of each attribute of a batch's spans, and the bytes of a span that has it alone."""
+_VARIES: Final[tuple[Any, bytes]] = None, b""
+
 
 class OtlpExporter(OTLPSpanExporter):
     """As its base, which writes spans by itself in versions that do not ask this class."""
@@ -36,58 +40,84 @@ class OtlpExporter(OTLPSpanExporter):
 
 
 def export_request(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-    """The message for spans of one resource and scope, without links: as `encode_spans` of the SDK makes it."""
+    """The message for spans of one resource and scope, without links: as `encode_spans` of the SDK makes it.
+
+    Attributes of a span stand in any order.
+    """
     request = ExportTraceServiceRequest()
-    first = spans[0]
-    resource, scope = first.resource, first.instrumentation_scope
+    resource, scope = spans[0].resource, spans[0].instrumentation_scope
     part = request.resource_spans.add(schema_url=resource.schema_url)
-    _write_attributes(resource.attributes, part.resource.attributes)
+    _write_attributes(resource.attributes.items(), part.resource.attributes)
     own = part.scope_spans.add()
     if scope is not None:
         own.scope.name, own.scope.version, own.schema_url = scope.name, scope.version or "", scope.schema_url or ""
+    known: _Known = {}
     for span in spans:
-        _write_span(span, own.spans)
+        _write_span(span, own.spans.add(), known)
     return request
 
 
-def _write_span(span: ReadableSpan, messages: Any) -> None:
-    """Append to a repeated field of Span: in place, as a copy of a whole span takes a fifth of the time."""
+def _write_span(span: ReadableSpan, message: Span, known: _Known) -> None:
+    """Fields one by one, in place: keywords of `add`, and copies of a whole span, take longer."""
     own, parent = span.context, span.parent
-    message: Span = messages.add(
-        trace_id=own.trace_id.to_bytes(16, "big"),
-        span_id=own.span_id.to_bytes(8, "big"),
-        trace_state=own.trace_state.to_header() if own.trace_state else "",
-        name=span.name,
-        kind=_KINDS[span.kind],
-        start_time_unix_nano=span.start_time or 0,
-        end_time_unix_nano=span.end_time or 0,
-        dropped_attributes_count=span.dropped_attributes,
-        flags=_REMOTE if parent is not None and parent.is_remote else _LOCAL,
-    )
+    message.trace_id = own.trace_id.to_bytes(16, "big")
+    message.span_id = own.span_id.to_bytes(8, "big")
+    if own.trace_state:
+        message.trace_state = own.trace_state.to_header()
+    message.name = span.name
+    message.kind = _KINDS[span.kind]
+    message.start_time_unix_nano = span.start_time or 0
+    message.end_time_unix_nano = span.end_time or 0
+    message.dropped_attributes_count = span.dropped_attributes
+    message.flags = _REMOTE if parent is not None and parent.is_remote else _LOCAL
     if parent is not None:
         message.parent_span_id = parent.span_id.to_bytes(8, "big")
-    _write_attributes(span.attributes or {}, message.attributes)
+    if attributes := span.attributes:
+        _write_attributes_of_span(attributes, message, known)
     for event in span.events:
-        told = message.events.add(name=event.name, time_unix_nano=event.timestamp)
+        told = message.events.add()
+        told.name, told.time_unix_nano = event.name, event.timestamp
         if event.attributes:
-            _write_attributes(event.attributes, told.attributes)
+            _write_attributes(event.attributes.items(), told.attributes)
     message.status.code = _CODES[span.status.status_code]
 
 
-def _write_attributes(attributes: Mapping[str, Any], message: Any) -> None:
-    """Append to a repeated field of KeyValue; keywords of `add` would take a third of the time."""
-    for key, value in attributes.items():
+def _write_attributes_of_span(attributes: Mapping[str, Any], message: Span, known: _Known) -> None:
+    """Merge what all spans so far had alike as it was serialised once, in one call; write the rest.
+
+    The bytes of messages one after another are those of the messages merged (Protocol Buffers, encoding).
+    """
+    alike, varying = [], []
+    for item in attributes.items():
+        key, value = item
+        former = known.get(key)
+        if former is None:
+            alone = Span()
+            _write_attributes((item,), alone.attributes)
+            known[key] = former = value, alone.SerializeToString()
+        if former is not _VARIES and former[0] == value and type(former[0]) is type(value):
+            alike.append(former[1])
+        else:
+            known[key] = _VARIES
+            varying.append(item)
+    message.MergeFromString(b"".join(alike))
+    _write_attributes(varying, message.attributes)
+
+
+def _write_attributes(items: Iterable[tuple[str, Any]], message: Any) -> None:
+    """Append to a repeated field of KeyValue; keywords of `add` take longer."""
+    for key, value in items:
         entry: KeyValue = message.add()
         entry.key = key
         kind = type(value)
         if kind is str:
             entry.value.string_value = value
-        elif kind is bool:
-            entry.value.bool_value = value
         elif kind is int:
             entry.value.int_value = value
         elif kind is float:
             entry.value.double_value = value
+        elif kind is bool:
+            entry.value.bool_value = value
         else:
             _write_list(value, entry.value)
 
