@@ -1,4 +1,4 @@
-"""Passes whose rows have LoRA adapters, by the kernels, in Triton's interpreter where there is no GPU, and by their twins."""
+"""Passes whose rows have LoRA adapters, by the kernels (in Triton's interpreter without a GPU) and by their twins."""
 
 from __future__ import annotations
 
