@@ -11,7 +11,8 @@ from slipstream_kernels.token_tree import TokenTree
 
 NO_TOKEN = -1
 """What is sampled where the logits decide nothing: one of them is no finite number. No node carries it."""
-_FADE = 0.02
+FADE = 0.02
+"""Of old trees' weight, for each new one: some fifty count."""
 
 
 class AcceptedPath(NamedTuple):
@@ -104,13 +105,13 @@ class Acceptance:
 
     def observe(self, tried: int, matched: int) -> None:
         self.last_accept_length = matched
-        self.tried += tried - _FADE * self.tried
-        self.matched += matched - _FADE * self.matched
+        self.tried += tried - FADE * self.tried
+        self.matched += matched - FADE * self.matched
 
     def expect(self, chance: float) -> None:
         """Take in a level that was not verified, and had been matched with that chance."""
-        self.tried += 1.0 - _FADE * self.tried
-        self.matched += chance - _FADE * self.matched
+        self.tried += 1.0 - FADE * self.tried
+        self.matched += chance - FADE * self.matched
 
     def fade(self) -> None:
         """Count for half what was seen."""

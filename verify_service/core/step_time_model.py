@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_FAST = 0.1
+FAST = 0.1
+"""Share of the newest of what is measured in steps: a mean of some ten, which one that is held up moves by a tenth."""
 _FAR = 1 << 16
 """Nodes by which a table is extended."""
-_LEAST_SECONDS = 1e-9
+LEAST_SECONDS = 1e-9
+"""Of a pass or a round, whatever was measured or said: others are counted in them."""
 _LEAST_FACTOR, _MOST_FACTOR = 0.1, 10.0
 """Of what was measured at start-up, how much passes may take."""
 _MOST_OFF = 2.0
@@ -36,7 +38,7 @@ class StepTimeModel:
         """
         by_requests: dict[int, dict[int, float]] = {}
         for requests, rows, seconds in measured:
-            by_requests.setdefault(requests, {})[rows - requests] = max(seconds, _LEAST_SECONDS)
+            by_requests.setdefault(requests, {})[rows - requests] = max(seconds, LEAST_SECONDS)
         self._requests = sorted(by_requests)
         knots = sorted({nodes for each in by_requests.values() for nodes in each})
         self._knots: Floats = np.array([*knots, knots[-1] + _FAR], float)
@@ -81,7 +83,7 @@ class StepTimeModel:
         added, read = whole - plain, requests * self._token_seconds * self._beyond
         expected = max(self._plain * plain + self._drafted * added + self._read * read, _LEAST_FACTOR * plain)
         seen = min(max(seconds, expected / _MOST_OFF), expected * _MOST_OFF)
-        step = _FAST * (seen - expected) / (plain * plain + added * added + read * read)
+        step = FAST * (seen - expected) / (plain * plain + added * added + read * read)
         self._plain, self._drafted, self._read = (
             min(max(factor + step * part, _LEAST_FACTOR), _MOST_FACTOR)
             for factor, part in ((self._plain, plain), (self._drafted, added), (self._read, read))

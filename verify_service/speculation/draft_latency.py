@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from verify_service.core.step_time_model import FAST
 from verify_service.speculation.goodput import GoodputOptimizer
 
-_FAST = 0.1
 _MOST_IDLE = 4.0
 """Passes of one row that one idle counts for, at most: what is compiled or captured then is not the price of trees."""
 
@@ -79,10 +79,10 @@ class DraftLatency:
             idle = min(idle, _MOST_IDLE * self._optimizer.step_time.seconds(1))
             if wait.behind:
                 known = idle if self._on_device is None else self._on_device
-                self._on_device = known + _FAST * (idle - known)
+                self._on_device = known + FAST * (idle - known)
                 wait = wait._replace(seconds=idle)
             elif idle > wait.seconds:
-                self._beside += _FAST * (idle - wait.seconds - self._beside)
+                self._beside += FAST * (idle - wait.seconds - self._beside)
                 wait = wait._replace(seconds=idle)
         self._over.append(wait)
         self._newest = None

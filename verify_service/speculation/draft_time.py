@@ -14,7 +14,7 @@ from verify_service.speculation.round_table import AHEAD, RoundTable
 
 _RECENT = 13
 """Waits of which the middle one counts: half a dozen in a row may be a process that is held up."""
-_STALE, _KEPT = 64, 2
+_STALE, KEPT_WAITS = 64, 2
 """Steps without a wait of a size after which no more than its latest so many count beside new ones."""
 _CHANGED = 2.0
 """Times what was known of a size, or less by so many times, that say that the drafter is another now."""
@@ -23,10 +23,10 @@ _FIRST_USES, _CAPTURE = 2, 10.0
 _GUESS = 0.06
 """Passes of one request that a level takes by a drafter that does not say: of a head of one layer."""
 
-_BEGINNINGS, _PAUSE = 8, 8
+_BEGINNINGS = 8
 """Waits in a row, of drafters that draft behind passes, for trees that the host had to ask for: rounds begin so.
 
-Drafting begins anew after every pause, of more than so many steps. To go on costs a fraction of that, so it is no price
+Drafting begins anew after every pause, of more than as many steps. To go on costs a fraction of that, so it is no price
 of going on.
 """
 
@@ -62,14 +62,14 @@ class _Waits:
         """Take in a wait; return whether those of other sizes are out of date."""
         if now - self.seen_at > _STALE and self.excesses:
             self.before = median(self.excesses)
-            self.excesses = deque(list(self.excesses)[-_KEPT:], _RECENT)
+            self.excesses = deque(list(self.excesses)[-KEPT_WAITS:], _RECENT)
         self.seen_at = now
         self.excesses.append(expected.excess(seconds))
         if self.before is None:
             return False
         before, typical = expected.wait(self.before), expected.wait(median(self.excesses))
         changed = not before / _CHANGED <= typical <= before * _CHANGED
-        if changed or len(self.excesses) > 2 * _KEPT:
+        if changed or len(self.excesses) > 2 * KEPT_WAITS:
             self.before = None
         return changed
 
@@ -158,7 +158,7 @@ class DraftTimeModel:
         Of the latest the median counts: a graph that is captured is not the price.
         """
         pause, self._waited_at = self._now - self._waited_at, self._now
-        if behind or (self._drafts_behind and pause > _PAUSE):
+        if behind or (self._drafts_behind and pause > _BEGINNINGS):
             self._begin = _BEGINNINGS
         if self._begin and not behind:
             self._begin -= 1

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from verify_service.speculation.draft_time import KEPT_WAITS
+
 REST_AFTER = 8
-"""Steps in a row in which no trees pay before drafters are told of few requests only: fewer are a moment's noise."""
-PROBE_EVERY, PROBE_STEPS = 128, 4
-"""Steps from one probe to the next, and of a probe: as many rounds as outvote the two waits kept from before."""
+"""Steps in a row in which no trees pay before drafters are told of few requests only: fewer are a moment's noise.
+
+While none pay, as many pass from one weighing of trees to the next.
+"""
+PROBE_EVERY, PROBE_STEPS = 128, 2 * KEPT_WAITS
+"""Steps from one probe to the next, and of a probe: as many rounds as outvote the waits kept from before."""
 READY_BEFORE = 32
 """Steps before a probe from which on drafters of a few requests are told all: states of a prompt take that long."""
 PROBE_COST = 0.01
 """Of the time in which no trees pay, what probes may take; those of a drafter that is slow are shorter and rarer."""
-PROBES_IN_VAIN, PROBE_LAST = 4, 1024
-"""Probes after each of which, as none found that trees pay, twice as many steps pass between them; steps at most."""
+PROBES_IN_VAIN = 4
+"""Probes after each of which, as none found that trees pay, twice as many steps pass between them.
+
+FORGET_FIRST at most: all that is known of costs goes by then, and a probe tells little anew.
+"""
 FORGET_EARLY, FORGET_FIRST, FORGET_LAST = 64, 1024, 8192
 """Plain steps after which trees of all requests are tried anew, as if little were known of what they cost.
 
@@ -81,7 +89,7 @@ class SpeculationGate:
                 self._probe_at = self.unprofitable_steps
             else:
                 self._probes += 1
-                steps = min(PROBE_LAST, PROBE_EVERY << self._probes // PROBES_IN_VAIN)
+                steps = min(FORGET_FIRST, PROBE_EVERY << self._probes // PROBES_IN_VAIN)
                 self._probe_at += max(steps, int(self._probe_cost / PROBE_COST))
                 self._probe_cost = 0.0
         self._remembered += 1

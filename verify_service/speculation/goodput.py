@@ -11,21 +11,18 @@ from numpy.typing import NDArray
 from slipstream_kernels.draft_protocol.records import RoundCost
 from verify_service.core.acceptance import Acceptance
 from verify_service.core.request_state import RequestState
-from verify_service.core.step_time_model import Floats, StepTimeModel
+from verify_service.core.step_time_model import FAST, Floats, StepTimeModel
 from verify_service.speculation.draft_time import DraftTimeModel
-from verify_service.speculation.gate import SpeculationGate
+from verify_service.speculation.gate import REST_AFTER, SpeculationGate
+from verify_service.speculation.node_selection import LEAST_GAIN
 
 Ints = NDArray[np.int64]
 
 MAX_LEVELS = 16
 PROBE_LEVELS = 2
 """Of a probe's trees: the second tells how often a level is right below one that was."""
-WEIGH_EVERY = 8
-"""Steps from one weighing to the next while nothing pays."""
-
-_FAST = 0.1
-_START_GAIN, _CONTINUE_GAIN = 1.03, 1.02
-"""Times plain throughput that trees must promise: it is an estimate, and who begins has first to catch up."""
+_START_GAIN = 1.03
+"""Times plain throughput that trees must promise before there are any: who begins has first to catch up."""
 _LEAST_CHANCE = 0.02
 """Of levels that are considered."""
 _SURPRISE = 0.1
@@ -102,7 +99,7 @@ class GoodputOptimizer:
     def observe_nodes(self, running: int, *, nodes: int, depth: int) -> None:
         """Take in what of a tree was worth its rows in a step of `running` requests; of one alone, the first is all."""
         before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
-        self._nodes_per_level[running.bit_length()] = before + _FAST * (nodes / depth - before)
+        self._nodes_per_level[running.bit_length()] = before + FAST * (nodes / depth - before)
 
     def observe_wait(
         self,
@@ -121,7 +118,7 @@ class GoodputOptimizer:
         catching_up: the drafter was busy with the states of many of them, so that the wait is no price.
         """
         running = max(running, asked)
-        self._presence += _FAST * asked / running * (arrived / asked - self._presence)
+        self._presence += FAST * asked / running * (arrived / asked - self._presence)
         if not catching_up:
             self.draft_time.observe(seconds, asked=asked, running=running, levels=levels, behind=behind)
         self.gate.charge(seconds / self.step_time.seconds(running))
@@ -189,7 +186,7 @@ class GoodputOptimizer:
         """Return the depth of each candidate; memoised while the estimates are unchanged."""
         same_size = (len(candidates), requests, nodes) == (len(last.candidates), last.requests, last.nodes)
         last.candidates, last.requests, last.nodes = candidates, requests, nodes
-        if same_size and not any(last.granted) and self.gate.unprofitable_steps % WEIGH_EVERY:
+        if same_size and not any(last.granted) and self.gate.unprofitable_steps % REST_AFTER:
             return last.granted
         histories = [
             (candidate.acceptance.tried, candidate.acceptance.matched, candidate.max_levels) for candidate in candidates
@@ -199,7 +196,7 @@ class GoodputOptimizer:
         known = self._presence, self.nodes_per_level(requests), *waits, *self.step_time.factors
         facts = (histories, requests, nodes, overall, known)
         if facts != last.facts:
-            worth = _CONTINUE_GAIN if any(last.granted) else _START_GAIN
+            worth = LEAST_GAIN if any(last.granted) else _START_GAIN
             taken = self._best_candidates(candidates, max(requests, 1), nodes, worth)
             last.facts, last.granted = facts, np.bincount(taken, minlength=len(candidates)).tolist()
         return last.granted

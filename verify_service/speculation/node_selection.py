@@ -15,8 +15,12 @@ from verify_service.speculation.acceptance_model import AcceptanceModel, Propose
 EXPLORE_EVERY = 64
 """One step in so many takes all nodes, so that those which are never chosen are still judged."""
 
-_NEARLY_FREE = 1.02
-"""Where all nodes together raise a pass's time by less, there is nothing to choose."""
+LEAST_GAIN = 1.02
+"""Times that the estimates of a step do not tell apart.
+
+Trees that promise less are not asked for, and where all nodes together raise a pass's time by less, there is nothing to
+choose.
+"""
 
 
 class NodeSelector:
@@ -61,7 +65,7 @@ class NodeSelector:
         if not nodes or self._steps % EXPLORE_EVERY == 0:
             return None
         seconds = self._costs.predict_range(requests, rows - requests, nodes + 1)
-        if seconds[nodes] < _NEARLY_FREE * seconds[0]:
+        if seconds[nodes] < LEAST_GAIN * seconds[0]:
             return None
         chances = self._chances.path_probs(trees)
         order = np.argsort(-chances, kind="stable")

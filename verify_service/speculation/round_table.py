@@ -8,19 +8,17 @@ from itertools import accumulate
 import numpy as np
 
 from slipstream_kernels.draft_protocol.records import RoundCost
-from verify_service.core.step_time_model import StepTimeModel
+from verify_service.core.step_time_model import LEAST_SECONDS, StepTimeModel
 
 AHEAD = 2
 """Levels' worth of time that a round takes besides those it drafts, where only rounds of one depth are known."""
-
-LEAST_SECONDS = 1e-9
-"""Of a round, whatever its drafter says: waits are measured as times that."""
 
 
 class RoundTable:
     """Seconds of a round, as a line over its levels for each number of requests; more requests never take less.
 
-    Beyond the most requests named a round takes as many times longer as a pass of the target does.
+    Beyond the most requests named a round takes as many times longer as a pass of the target did when passes were
+    measured: what passes come to take, as contexts grow, is not the drafter's, so that a line once drawn stays true.
     """
 
     __slots__ = ("_base", "_known", "_level", "_requests", "_step_time", "costs")

@@ -9,7 +9,6 @@ from verify_service.speculation.gate import (
     FORGET_FIRST,
     PROBE_COST,
     PROBE_EVERY,
-    PROBE_LAST,
     PROBE_STEPS,
     READY_BEFORE,
     REST_AFTER,
@@ -59,7 +58,7 @@ def test_a_few_are_kept_ready_from_before_a_probe_to_its_end() -> None:
 def test_probes_that_cost_much_or_find_nothing_come_more_rarely() -> None:
     found = probes(opened(), 80 * PROBE_EVERY)
     pauses = [(after - before) // PROBE_EVERY for before, after in pairwise((0, *found))]
-    assert pauses[:14] == [1] * 4 + [2] * 4 + [4] * 4 + [8] * 2 and max(pauses) * PROBE_EVERY == PROBE_LAST
+    assert pauses[:14] == [1] * 4 + [2] * 4 + [4] * 4 + [8] * 2 and max(pauses) * PROBE_EVERY == FORGET_FIRST
     for cost, steps in ((0.3, PROBE_STEPS), (0.5, 3), (20.0, 1)):
         dear = probes(SpeculationGate(), int(5 * steps * cost / PROBE_COST), cost=cost)
         pauses = [after - before for before, after in pairwise(dear)]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_kernels.draft_protocol.records import RoundCost
-from verify_service.core.step_time_model import StepTimeModel
-from verify_service.speculation.round_table import LEAST_SECONDS, RoundTable
+from verify_service.core.step_time_model import LEAST_SECONDS, StepTimeModel
+from verify_service.speculation.round_table import RoundTable
 
 PASSES = StepTimeModel([(1, 1, 4e-3), (16, 16, 5e-3), (64, 64, 8e-3), (256, 256, 24e-3)])
 
@@ -31,6 +31,17 @@ def test_beyond_the_most_requests_rounds_grow_as_passes_do() -> None:
     said = table((64, 1, 1e-3), (64, 5, 3e-3))
     assert said.seconds(256, 5) == pytest.approx(3 * said.seconds(64, 5))
     assert said.seconds(1, 5) == pytest.approx(3e-3)
+
+
+def test_what_passes_come_to_take_is_no_price_of_rounds() -> None:
+    passes = StepTimeModel([(1, 1, 4e-3), (16, 16, 5e-3), (64, 64, 8e-3), (256, 256, 24e-3)])
+    costs = [RoundCost(64, 1, 1e-3), RoundCost(64, 5, 3e-3)]
+    before = RoundTable(costs, passes)
+    first = before.seconds(256, 5)
+    for _ in range(100):
+        passes.observe(256, 0, 96e-3, context=8192)
+    assert passes.seconds(256) > 2 * 24e-3
+    assert before.seconds(256, 5) == RoundTable(costs, passes).seconds(256, 5) == first
 
 
 def test_rounds_of_one_depth_say_what_others_take_all_the_same() -> None:

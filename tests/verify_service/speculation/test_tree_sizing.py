@@ -23,7 +23,7 @@ from verify_service.speculation import gate
 from verify_service.speculation import tree_sizing as tree_wishes
 from verify_service.speculation.controller import SpeculationController
 from verify_service.speculation.gate import PROBE_EVERY, PROBE_STEPS, READY_BEFORE, REST_AFTER
-from verify_service.speculation.goodput import WEIGH_EVERY, DepthCandidate, GoodputOptimizer
+from verify_service.speculation.goodput import DepthCandidate, GoodputOptimizer
 from verify_service.speculation.tree_sizing import KEPT_READY, TreeSizer, haste_of
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
@@ -183,7 +183,7 @@ def test_states_of_older_tokens_wait_until_trees_of_all_pay() -> None:
     assert not any(wishes.wants_states(state, len(states)) for state in states)
     made.step_time = StepTimeModel(FREE)
     states[0].draft.acceptance.observe(1, 1)
-    rested(wishes, states, WEIGH_EVERY)
+    rested(wishes, states, REST_AFTER)
     assert all(wishes.wants_states(state, len(states)) for state in states)
 
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 from slipstream.generation_types import SourceCount
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import VerifiedTree, accepted_by_source
+from verify_service.core.acceptance import FADE, VerifiedTree, accepted_by_source
 from verify_service.draft_link.slots.answer_time import AnswerTimes
 
 _PRIOR_TREES = 4.0
 """Prior of the mean: so many trees of which nothing was accepted."""
-_DECAY = 0.02
-"""Of old trees' weight, for each new one."""
 
 
 @dataclass(slots=True)
@@ -56,8 +54,8 @@ class DraftStats:
 
     def observe(self, levels: int) -> None:
         """Add one tree of which so many levels match the committed tokens, in time or too late for its step."""
-        self._observed_trees += 1.0 - _DECAY * self._observed_trees
-        self._accepted_levels += levels - _DECAY * self._accepted_levels
+        self._observed_trees += 1.0 - FADE * self._observed_trees
+        self._accepted_levels += levels - FADE * self._accepted_levels
 
     def count(self, verified: Sequence[VerifiedTree]) -> None:
         """Count the trees that steps verified."""
