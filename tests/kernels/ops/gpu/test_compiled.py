@@ -72,10 +72,11 @@ constants = dict(
     WORDS=3, NUMBER="", PER_BYTE=1, GROUP=0, ZERO=0.0, ZEROS=False,
 )
 for kernel in (_combine, _route, _scale_queries, _expert_linear):
-    for number in ("", "e4m3") if kernel is _expert_linear else ("",):
-        own = constants | {"NUMBER": number}
+    for number in ("", "e4m3", "e2m1") if kernel is _expert_linear else ("",):
+        own = constants | {"NUMBER": number} | ({"PER_BYTE": 2, "GROUP": 32} if number == "e2m1" else {})
         names = kernel.arg_names
         of = types | ({"outputs": "i32"} if kernel is _expert_linear else {}) | ({"weight": "*u8"} if number else {})
+        of |= {"scales": "*bf16"} if number == "e2m1" else {}
         signature = {name: "constexpr" if name in own else of.get(name, "i32") for name in names}
         chosen = {(names.index(name),): value for name, value in own.items() if name in names}
         target = GPUTarget("cuda", 90, 32)
@@ -89,4 +90,5 @@ def test_a_mixture_of_weighed_inputs_compiles() -> None:
     command = [sys.executable, "-c", MIXTURE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     expected = ["_combine", "_route", "_scale_queries", "_expert_linear", "_expert_linear", "e4m3"]
+    expected += ["_expert_linear", "e2m1"]
     assert done.stdout.split() == expected, done.stderr[-2000:]

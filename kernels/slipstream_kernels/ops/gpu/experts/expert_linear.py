@@ -149,7 +149,7 @@ def packed_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
     """The same for packed weights, of which few columns are decoded at a time."""
     products = 2 if gated else 1
     weight_rows = 64 if tokens <= 64 else 128
-    return Tile(min(weight_rows // products, outputs), tokens, DEPTH, 3, 4 if tokens <= 64 else 8)
+    return Tile(min(weight_rows // products, outputs), tokens, DEPTH, 1, 4 if tokens <= 64 else 8)
 
 
 def expert_linear(

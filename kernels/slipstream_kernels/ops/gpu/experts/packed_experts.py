@@ -12,15 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream_kernels.ops.gpu.launch import dot
+from slipstream_kernels.ops.gpu.launch import INTERPRETED, dot
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.quantised_weight import PAIRED, Number, QuantisedWeight, decode, implied_zero
 
 DEPTH = 128
 """Columns that are decoded at a time; groups of scales divide it or are a whole row."""
 _DEPTH = tl.constexpr(DEPTH)
-_TWICE = tl.constexpr(0xC8643210 - (1 << 32))
-"""Twice the numbers of e2m1 without their sign, four bits each, as an int32."""
+_ASSEMBLED = tl.constexpr(not INTERPRETED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +80,124 @@ def can_pack_experts(inputs: int, group: int) -> bool:
 
 
 @triton.jit
-def _spread(values_at: tl.tensor, own: tl.tensor, start: tl.tensor, groups: tl.tensor, GROUP: tl.constexpr) -> Any:
-    """float32 [rows, DEPTH], or [rows, 1]: of each column from `start` on its group's scale or zero point."""
+def _of_groups(values_at: tl.tensor, own: tl.tensor, start: tl.tensor, groups: tl.tensor, GROUP: tl.constexpr) -> Any:
+    """float32 [rows, groups of DEPTH columns], or [rows, 1]: scales or zero points of the columns from `start` on."""
     if GROUP == 0:
-        spread = tl.load(values_at[:, None], mask=own[:, None], other=0.0).to(tl.float32)
+        found = tl.load(values_at[:, None], mask=own[:, None], other=0.0)
     else:
-        parts: tl.constexpr = _DEPTH // GROUP
-        group = start // GROUP + tl.arange(0, parts)
+        group = start // GROUP + tl.arange(0, _DEPTH // GROUP)
         found = tl.load(values_at[:, None] + group[None, :], mask=own[:, None] & (group < groups)[None, :], other=0.0)
-        wide = tl.broadcast_to(found.to(tl.float32)[:, :, None], (found.shape[0], parts, GROUP))
-        spread = tl.reshape(wide, (found.shape[0], _DEPTH))
-    return spread
+    return found.to(tl.float32)
 
 
 @triton.jit
-def _numbers(code: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
-    """float32 of codes, int32."""
+def _spread(found: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
+    """Each column's of what `_of_groups` found: [rows, DEPTH], or [rows, 1]."""
+    if GROUP != 0:
+        parts: tl.constexpr = _DEPTH // GROUP
+        wide = tl.broadcast_to(found[:, :, None], (found.shape[0], parts, GROUP))
+        found = tl.reshape(wide, (found.shape[0], _DEPTH))
+    return found
+
+
+@triton.jit
+def _numbers(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
+    """float32 [rows, DEPTH] of codes, uint8, two of which share a byte where the number has 4 bits."""
     if NUMBER == "e4m3":
-        number = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        number = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     elif NUMBER == "e2m1":
-        table = tl.zeros_like(code) + _TWICE
-        size = ((table >> ((code & 7) * 4)) & 15).to(tl.float32) * 0.5
-        number = tl.where(code >= 8, -size, size)
+        # The bits of e2m1 are those of e5m2 but for its further exponents, whose bias is greater by 14.
+        low, high = ((codes & 8) << 4) | ((codes & 7) << 1), (codes & 0x80) | ((codes & 0x70) >> 3)
+        wide = tl.reshape(tl.join(low, high), (codes.shape[0], _DEPTH))
+        number = wide.to(tl.uint8).to(tl.float8e5, bitcast=True).to(tl.float32) * 16384.0
+    elif NUMBER == "int4":
+        pair = codes.to(tl.int32)
+        number = tl.reshape(tl.join(pair & 15, pair >> 4), (codes.shape[0], _DEPTH)).to(tl.float32)
     else:
-        number = code.to(tl.float32)
+        number = codes.to(tl.float32)
     return number
+
+
+_TWO_OF_A_BYTE = tl.constexpr("""{
+    .reg .b32 even, odd, sign, size, scale_up, zero;
+    mov.b32 scale_up, 0x7E807E80;
+    mov.b32 zero, 0x80008000;
+    prmt.b32 even, $4, 0, 0x4140;
+    prmt.b32 odd, $4, 0, 0x4342;
+    shl.b32 size, even, 6;
+    shl.b32 sign, even, 12;
+    and.b32 sign, sign, 0x80008000;
+    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
+    fma.rn.bf16x2 size, size, scale_up, zero;
+    fma.rn.bf16x2 $0, size, $5, zero;
+    shl.b32 size, odd, 6;
+    shl.b32 sign, odd, 12;
+    and.b32 sign, sign, 0x80008000;
+    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
+    fma.rn.bf16x2 size, size, scale_up, zero;
+    fma.rn.bf16x2 $1, size, $6, zero;
+    shl.b32 size, even, 2;
+    shl.b32 sign, even, 8;
+    and.b32 sign, sign, 0x80008000;
+    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
+    fma.rn.bf16x2 size, size, scale_up, zero;
+    fma.rn.bf16x2 $2, size, $5, zero;
+    shl.b32 size, odd, 2;
+    shl.b32 sign, odd, 8;
+    and.b32 sign, sign, 0x80008000;
+    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
+    fma.rn.bf16x2 size, size, scale_up, zero;
+    fma.rn.bf16x2 $3, size, $6, zero;
+}""")
+"""Of four bytes of e2m1 and their scales (powers of two, bfloat16): the products of lower and of upper numbers.
+
+The bits of e2m1 at the place of bfloat16's exponent and fraction are the number times 2^-126, also where it is below 1;
+both products are exact, or rounded once where bfloat16 has no such number.
+"""
+
+
+@triton.jit
+def _scaled_pairs(codes: tl.tensor, scales: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
+    """bfloat16 [rows, DEPTH] of e2m1 codes, two a byte, and float32 scales [rows, DEPTH // GROUP] or [rows, 1]."""
+    scale = scales.to(tl.bfloat16)
+    if GROUP != 0:
+        scale = tl.broadcast_to(scale[:, :, None], (codes.shape[0], _DEPTH // GROUP, GROUP // 2))
+        scale = tl.reshape(scale, (codes.shape[0], _DEPTH // 2))
+    scale = tl.broadcast_to(scale, (codes.shape[0], _DEPTH // 2))
+    both: tl.constexpr = (tl.bfloat16, tl.bfloat16)
+    low, high = tl.inline_asm_elementwise(
+        _TWO_OF_A_BYTE, "=r,=r,=r,=r,r,r,r", [codes, scale], dtype=both, is_pure=True, pack=4
+    )
+    return tl.reshape(tl.join(low, high), (codes.shape[0], _DEPTH))
+
+
+@triton.jit
+def _fetch(
+    x_at: tl.tensor,
+    codes_at: tl.tensor,
+    scales_at: tl.tensor,
+    zeros_at: tl.tensor,
+    present: tl.tensor,
+    own: tl.tensor,
+    start: tl.tensor,
+    inputs: tl.tensor,
+    groups: tl.tensor,
+    NUMBER: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+) -> Any:
+    """What DEPTH columns from `start` on are made of: x, codes, scales and zero points; nothing from `inputs` on."""
+    depths = start + tl.arange(0, _DEPTH)
+    values = tl.load(x_at + depths[None, :], mask=present & (depths < inputs)[None, :], other=0.0)
+    if NUMBER == "int4" or NUMBER == "e2m1":
+        halves = start // 2 + tl.arange(0, _DEPTH // 2)
+        there = own[:, None] & (halves < inputs // 2)[None, :]
+        codes = tl.load(codes_at[:, None] + halves[None, :], mask=there, other=0)
+    else:
+        codes = tl.load(codes_at[:, None] + depths[None, :], mask=own[:, None] & (depths < inputs)[None, :], other=0)
+    scales = _of_groups(scales_at, own, start, groups, GROUP)
+    zeros = _of_groups(zeros_at, own, start, groups, GROUP) if ZEROS else scales
+    return values, codes, scales, zeros
 
 
 @triton.jit
@@ -125,27 +217,29 @@ def packed_sums(
     ZERO: tl.constexpr,
     ZEROS: tl.constexpr,
 ) -> Any:
-    """`chained_sums` of the decoded weights. Pointers to the rows of x [TOKENS, 1] and of all else [WEIGHT_ROWS]."""
-    depths = tl.arange(0, _DEPTH)
+    """`chained_sums` of the decoded weights. Pointers to the rows of x [TOKENS, 1] and of all else [WEIGHT_ROWS].
+
+    The columns that follow are on their way from memory while some are decoded.
+    """
     sums = tl.zeros((WEIGHT_ROWS, TOKENS), tl.float32)
+    values, codes, scales, zeros = _fetch(
+        x_at, codes_at, scales_at, zeros_at, present, own, inputs * 0, inputs, groups, NUMBER, GROUP, ZEROS
+    )
     for start in range(0, inputs, _DEPTH):
-        inside = start + depths < inputs
-        values = tl.load(x_at + start + depths[None, :], mask=present & inside[None, :], other=0.0)
-        if NUMBER == "int4" or NUMBER == "e2m1":
-            halves = start // 2 + tl.arange(0, _DEPTH // 2)
-            there = own[:, None] & (halves < inputs // 2)[None, :]
-            pair = tl.load(codes_at[:, None] + halves[None, :], mask=there, other=0).to(tl.int32)
-            code = tl.reshape(tl.join(pair & 15, pair >> 4), (WEIGHT_ROWS, _DEPTH))
+        following = _fetch(
+            x_at, codes_at, scales_at, zeros_at, present, own, start + _DEPTH, inputs, groups, NUMBER, GROUP, ZEROS
+        )
+        if _ASSEMBLED and NUMBER == "e2m1":
+            weights = _scaled_pairs(codes, scales, GROUP)
         else:
-            at = codes_at[:, None] + start + depths[None, :]
-            code = tl.load(at, mask=own[:, None] & inside[None, :], other=0).to(tl.int32)
-        weights = _numbers(code, NUMBER)
-        if ZEROS:
-            weights -= _spread(zeros_at, own, start, groups, GROUP)
-        elif ZERO != 0:
-            weights -= ZERO
-        weights = rounded(weights * _spread(scales_at, own, start, groups, GROUP), tl.bfloat16)
+            weights = _numbers(codes, NUMBER)
+            if ZEROS:
+                weights -= _spread(zeros, GROUP)
+            elif ZERO != 0:
+                weights -= ZERO
+            weights = rounded(weights * _spread(scales, GROUP), tl.bfloat16)
         sums = dot(weights, tl.trans(values), sums)
+        values, codes, scales, zeros = following
     return sums
 
 
