@@ -81,11 +81,10 @@ class _Int4Unit:
             [_load(builder, record, start + table * _TABLE + half) for half in (0, 64)] for table in range(2)
         )
 
-    def pairs(self, builder: Any, words: Any) -> list[Any]:
-        rotated = builder.or_(builder.shl(words, llvm.fill(_WORDS, 4)), builder.lshr(words, llvm.fill(_WORDS, 28)))
-        return [pair for each in (words, rotated) for pair in self._four(builder, builder.bitcast(each, _BYTES))]
-
-    def _four(self, builder: Any, codes: Any) -> list[Any]:
+    def pairs(self, builder: Any, words: Any, part: int) -> list[Any]:
+        if part:
+            words = builder.or_(builder.shl(words, llvm.fill(_WORDS, 4)), builder.lshr(words, llvm.fill(_WORDS, 28)))
+        codes = builder.bitcast(words, _BYTES)
         indices = builder.or_(builder.and_(codes, _fill(7)), _columns())
         some = llvm.opaque_mask(builder, builder.icmp_unsigned("!=", builder.and_(codes, _fill(_SIGN | 7)), _fill(0)))
         lower, upper = (
@@ -103,7 +102,7 @@ class _E4m3Unit:
         self._exponents = _load(builder, record, UNITS * _TABLE + unit * 64)
         self._matrix = builder.bitcast(ir.Constant(ir.VectorType(llvm.I64, 8), [_MATRIX] * 8), _BYTES)
 
-    def pairs(self, builder: Any, words: Any) -> list[Any]:
+    def pairs(self, builder: Any, words: Any, _part: int) -> list[Any]:
         codes = builder.bitcast(words, _BYTES)
         indices = builder.or_(builder.and_(codes, _fill(7)), _columns())
         mantissas = _permuted(builder, self._mantissas[0], indices, self._mantissas[1])
@@ -117,13 +116,13 @@ class _E4m3Unit:
 
 
 Units = list[list[Any]]
-"""Pairs as int32 vectors, by units and by their places in a word of codes."""
+"""Pairs of four elements as int32 vectors, by units: of the elements 0 and 1, and of 2 and 3."""
 
 
 def _loop(
     builder: Any, kind: int, addresses: list[Any], initial: list[Any], use: Callable[[Any, Units, list[Any]], list[Any]]
 ) -> list[Any]:
-    """Calls `use(index of words, pairs, carried values)`, which gives the carried values that follow, for each word.
+    """Calls `use(index of four elements, pairs, carried values)`, which gives the carried values that follow.
 
     addresses: codes, how many words, and record.
     """
@@ -132,8 +131,13 @@ def _loop(
     units = [form(builder, record, unit) for unit in range(UNITS)]
 
     def body(index: Any, carried: list[Any]) -> list[Any]:
-        pairs = [each.pairs(builder, _words(builder, codes, index, unit)) for unit, each in enumerate(units)]
-        return use(index, pairs, carried)
+        words = [_words(builder, codes, index, unit) for unit in range(UNITS)]
+        parts = elements_of(kind) // 4
+        for part in range(parts):
+            pairs = [each.pairs(builder, own, part) for each, own in zip(units, words, strict=True)]
+            four = builder.add(builder.mul(index, llvm.constant(parts)), llvm.constant(part))
+            carried = use(four, pairs, carried)
+        return carried
 
     return llvm.loop(builder, count, 1, initial, body)
 
@@ -143,17 +147,16 @@ def row_by_tables(kind: int) -> Callable[[int, int, int, int, int], None]:
 
     Where the instructions are missing it does nothing, and no weight is packed for it.
     """
-    elements = elements_of(kind)
 
     def emit(builder: Any, values: Any) -> None:
         if not LOOKS_UP:
             return
         x, *addresses, sums = values
 
-        def use(index: Any, pairs: Units, totals: list[Any]) -> list[Any]:
+        def use(four: Any, pairs: Units, totals: list[Any]) -> list[Any]:
             halves = [[half for pair in each for half in emit_halves(builder, pair)] for each in pairs]
-            for place in range(elements):
-                k = builder.add(builder.mul(index, llvm.constant(elements)), llvm.constant(place))
+            for place in range(4):
+                k = builder.add(builder.mul(four, llvm.constant(4)), llvm.constant(place))
                 row = llvm.splat(builder, builder.load(llvm.pointer(builder, x, llvm.F32, k), align=4))
                 totals = [
                     llvm.fma(builder, row, each[place], total) for each, total in zip(halves, totals, strict=True)
@@ -173,16 +176,15 @@ def decode_by_tables(kind: int) -> Callable[[int, int, int, int], None]:
 
     As `row_by_tables` where the instructions are missing.
     """
-    places = elements_of(kind) // 2
 
     def emit(builder: Any, values: Any) -> None:
         if not LOOKS_UP:
             return
         *addresses, target = values
 
-        def use(index: Any, pairs: Units, carried: list[Any]) -> list[Any]:
-            for place in range(places):
-                line = builder.add(builder.mul(index, llvm.constant(places)), llvm.constant(place))
+        def use(four: Any, pairs: Units, carried: list[Any]) -> list[Any]:
+            for place in range(2):
+                line = builder.add(builder.mul(four, llvm.constant(2)), llvm.constant(place))
                 for unit, each in enumerate(pairs):
                     at = builder.add(builder.mul(line, llvm.constant(BLOCK)), llvm.constant(unit * UNIT))
                     pointer = builder.bitcast(llvm.pointer(builder, target, llvm.I32, at), _WORDS.as_pointer())
