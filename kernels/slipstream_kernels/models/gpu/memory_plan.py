@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,8 @@ _CONTEXT_BYTES = 1 << 30
 """Compiled kernels, libraries' workspaces and what the allocator rounds up."""
 _MAX_HOST_PAGES_BYTES = 1 << 28
 """KV pages that are taken at most in the host's memory where nobody names a number: that device serves tests."""
+_CONTEXT_STEP = 1024
+"""Tokens of which a context that is said to fit is a multiple."""
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -128,8 +131,31 @@ def plan_memory(
     """Settle the number of pages; `limits.num_pages` 0 asks for as many as fit, but one full context at least.
 
     `plain` adds what `PlainAttention` takes, `graphs` is how many will be captured, `available` is in bytes. Raises
-    OutOfDeviceMemoryError.
+    OutOfDeviceMemoryError, which names the longest context that fits where a shorter one does.
     """
+    at = partial(_plan_at, shard, mode=mode, plain=plain, graphs=graphs, available=available, on_host=on_host)
+    plan = at(limits)
+    if plan.needed > available:
+        fits = bisect_left(
+            range(limits.max_context // _CONTEXT_STEP),
+            True,
+            key=lambda steps: at(replace(limits, max_context=(steps + 1) * _CONTEXT_STEP)).needed > available,
+        )
+        hint = f" (max_context {fits * _CONTEXT_STEP} fits)" if fits else ""
+        raise OutOfDeviceMemoryError(
+            f"out of device memory: {plan}; lower num_pages, max_context{hint}, max_running, step_nodes, prefill_chunk "
+            f"or max_loras, or raise memory_utilization"
+        )
+    most_pages = _most_pages(shard, limits)
+    if plan.num_pages > most_pages:
+        raise OutOfDeviceMemoryError(f"num_pages is {plan.num_pages}, at most {most_pages} can be addressed")
+    return plan
+
+
+def _plan_at(
+    shard: Shard, limits: GpuLimits, *, mode: str, plain: bool, graphs: int, available: int, on_host: bool
+) -> GpuMemoryPlan:
+    """As `plan_memory`, whether it fits or not."""
     per_token = kv_bytes_per_token(shard, limits.kv)
     buffers = BufferPool(shard, limits, "meta", library=mode == "fast").nbytes
     # As `GpuModel` keeps them: beside the last pass's logits those of the one before it.
@@ -154,15 +180,7 @@ def plan_memory(
         room = max(0, available - plan.fixed)
         most = min(room, _MAX_HOST_PAGES_BYTES) if on_host else room
         num_pages = min(max(most // page, limits.context_pages), most_pages)
-    plan = replace(plan, num_pages=num_pages, pages=num_pages * page)
-    if plan.needed > available:
-        raise OutOfDeviceMemoryError(
-            f"out of device memory: {plan}; lower num_pages, max_context, max_running, step_nodes, prefill_chunk or "
-            f"max_loras, or raise memory_utilization"
-        )
-    if num_pages > most_pages:
-        raise OutOfDeviceMemoryError(f"num_pages is {num_pages}, at most {most_pages} can be addressed")
-    return plan
+    return replace(plan, num_pages=num_pages, pages=num_pages * page)
 
 
 def _most_pages(shard: Shard, limits: GpuLimits) -> int:

@@ -88,6 +88,25 @@ def test_a_full_context_at_least_or_a_refusal() -> None:
         plan(limits, 24 * GIB)
 
 
+@pytest.mark.parametrize(("longest", "num_pages"), [(131072, 0), (10_485_760, 0), (10_485_760, 64)])
+def test_a_refusal_names_the_longest_context_that_fits(longest: int, num_pages: int) -> None:
+    """One of 10 M positions, as Llama 4 Scout's, has tables for all of them, whatever its pages."""
+    config, room = replace(LLAMA_8B, max_context=longest), 24 * GIB
+    limits = GpuLimits(max_context=longest, max_running=8, num_pages=num_pages)
+    with pytest.raises(OutOfDeviceMemoryError, match=r"max_context \(max_context \d+ fits\)") as refused:
+        plan(limits, room, config=config)
+    fits = int(str(refused.value).split("(max_context ")[1].split()[0])
+    assert 1024 <= fits < longest
+    assert plan(replace(limits, max_context=fits), room, config=config).needed <= room
+    with pytest.raises(OutOfDeviceMemoryError):
+        plan(replace(limits, max_context=fits + 1024), room, config=config)
+
+
+def test_a_refusal_names_no_context_where_none_fits() -> None:
+    with pytest.raises(OutOfDeviceMemoryError, match="lower num_pages, max_context, max_running"):
+        plan(GpuLimits(max_context=131072), 8 * GIB)
+
+
 def test_pages_that_are_named_are_taken() -> None:
     found = plan(GpuLimits(max_context=4096, num_pages=1000), 60 * GIB)
     assert found.num_pages == 1000 and found.needed < 25 * GIB
