@@ -6,14 +6,18 @@
 Random weights and adapters of all projections. Bits: requests with each adapter and without decode a token alone, all
 together, and in reversed order; rows without an adapter also in a model that has no room for any. Logits that differ
 make the run fail. Speed: decode passes at context 1k, of requests without adapters, and with as many as there are.
+Stalls: the longest time between passes of the largest batch, with and without a thread beside them that loads and
+unloads an adapter.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +127,10 @@ class Bench:
 
     def milliseconds(self, batch: int, sizes: Sizes) -> float:
         """Of a decode pass of the first lines, the median of the times between passes that follow one another."""
+        return 1e3 * float(np.median(self.seconds(batch, sizes)[sizes.passes // 5 :]))
+
+    def seconds(self, batch: int, sizes: Sizes) -> list[float]:
+        """Between decode passes of the first lines that follow one another."""
         plan = self.decode(range(batch), sizes.context, np.arange(batch, dtype=np.int32), keep=False)
         times, last, ticket = [], time.perf_counter(), self.model.launch(plan)
         for _ in range(sizes.passes):
@@ -132,7 +140,7 @@ class Bench:
             times.append(now - last)
             last, ticket = now, following
         ticket.results()
-        return 1e3 * float(np.median(times[len(times) // 5 :]))
+        return times
 
 
 def compare_bits(bench: Bench, bare: Bench, sizes: Sizes) -> dict[str, int]:
@@ -170,6 +178,38 @@ def measure_speed(bench: Bench, sizes: Sizes) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_stalls(bench: Bench, sizes: Sizes, adapter: LoraAdapter) -> dict[str, float]:
+    """The longest of the times between passes of the largest batch, alone and while a thread loads and unloads.
+
+    The slot that is written is the last, once in the time of four passes; no line of these passes has it.
+    """
+    batch, slot, ended = max(sizes.batches), sizes.adapters - 1, threading.Event()
+    bench.use([line % slot if slot else -1 for line in range(batch)])
+    skipped = sizes.passes // 5
+    alone = bench.seconds(batch, sizes)[skipped:]
+    pause, loads = 4 * float(np.median(alone)), 0
+
+    def load() -> None:
+        nonlocal loads
+        while not ended.wait(pause):
+            bench.model.free_adapter(slot)
+            bench.model.write_adapter(slot, adapter)
+            loads += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load)
+        beside = bench.seconds(batch, sizes)[skipped:]
+        ended.set()
+        loading.result()
+    return {
+        "loads": loads,
+        "median ms": 1e3 * float(np.median(alone)),
+        "longest ms": 1e3 * max(alone),
+        "median ms while loading": 1e3 * float(np.median(beside)),
+        "longest ms while loading": 1e3 * max(beside),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapters", type=int, default=16, help="how many (16)")
@@ -196,10 +236,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loading = (time.perf_counter() - begun) / sizes.adapters
     bits = compare_bits(bench, bare, sizes)
     speed = measure_speed(bench, sizes)
+    stalls = measure_stalls(bench, sizes, random_adapter(config, sizes.rank, sizes.adapters))
+    print(markdown_table(list(stalls), [list(stalls.values())]))
     print(markdown_table(list(speed[0]), [list(row.values()) for row in speed]))
     print(f"bits: {bits}; an adapter is drawn and written in {loading:.2f} s; at most {WANTED:g} is wanted", flush=True)
     if options.output:
-        results = {"bits": bits, "speed": speed, "write s": loading}
+        results = {"bits": bits, "speed": speed, "stalls": stalls, "write s": loading}
         write_json(options.output, {"machine": gpu_machine(options.device), "results": results})
     return int(any(bits[key] for key in ("differing", "differing without", "without effect")))
 

@@ -12,3 +12,6 @@ def test_a_small_model_keeps_its_bits(tmp_path: Path) -> None:
     found = json.loads(output.read_text())["results"]
     assert found["bits"] == {"rows": 4, "differing": 0, "differing without": 0, "without effect": 0}
     assert [(row["batch"], row["adapters"]) for row in found["speed"]] == [(1, 1), (4, 3)]
+    stalls = found["stalls"]
+    assert stalls["longest ms"] >= stalls["median ms"] > 0
+    assert stalls["longest ms while loading"] >= stalls["median ms while loading"] > 0
