@@ -1,13 +1,14 @@
 """Bits and speed of passes whose rows have LoRA adapters, at the shapes of Llama-3.1-8B, on a GPU.
 
-    python -m benchmarks.adapter_speed --output adapter_speed.json        # on a GPU; about 3 minutes
+    python -m benchmarks.adapter_speed --output adapter_speed.json        # on a GPU; minutes
+    python -m benchmarks.adapter_speed --quick                            # 8 of the 32 layers: the same checks
     python -m benchmarks.adapter_speed --tiny --device cpu                # a small random model, by the ops' twins
 
 Random weights and adapters of all projections. Bits: requests with each adapter and without decode a token alone, all
 together, and in reversed order; rows without an adapter also in a model that has no room for any. Logits that differ
 make the run fail. Speed: decode passes at context 1k, of requests without adapters, and with as many as there are.
 Stalls: the longest time between passes of the largest batch, with and without a thread beside them that loads and
-unloads an adapter.
+unloads an adapter. What takes how long is told meanwhile, on stderr.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import argparse
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.ops.lora.lora_weight import LoraWeight
 
 TINY = Shape(128, 2, 2, 1, 64, 256, vocab_size=512, max_context=4096)
+QUICK_LAYERS = 8
 PAGE_SIZE = 16
 PROMPT = 24
 WANTED = 1.1
@@ -85,8 +88,8 @@ def random_adapter(config: ModelConfig, rank: int, seed: int) -> LoraAdapter:
 class Bench:
     """A model whose line i owns the i-th run of pages."""
 
-    def __init__(self, weights: GpuWeights, limits: GpuLimits) -> None:
-        self.model = GpuModel.from_weights(weights, limits)
+    def __init__(self, weights: GpuWeights, limits: GpuLimits, *, capture: bool = True) -> None:
+        self.model = GpuModel.from_weights(weights, limits, capture=capture, progress=capture)
         self._pages = self.model.limits.context_pages
         for line in range(limits.max_running):
             pages = np.arange(line * self._pages, (line + 1) * self._pages, dtype=np.int32)
@@ -191,10 +194,12 @@ def measure_stalls(bench: Bench, sizes: Sizes, adapter: LoraAdapter) -> dict[str
 
     def load() -> None:
         nonlocal loads
-        while not ended.wait(pause):
+        while True:
             bench.model.free_adapter(slot)
             bench.model.write_adapter(slot, adapter)
             loads += 1
+            if ended.wait(pause):
+                return
 
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(load)
@@ -210,6 +215,37 @@ def measure_stalls(bench: Bench, sizes: Sizes, adapter: LoraAdapter) -> dict[str
     }
 
 
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Tell that it begins, and how long it took."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    begun = time.perf_counter()
+    yield
+    print(f"{name}: {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
+
+
+def measure(config: ModelConfig, sizes: Sizes, device: str) -> dict[str, Any]:
+    """Bits, speed, stalls, and the seconds in which an adapter is drawn and written."""
+    limits = sizes.limits
+    with stage("random weights, and a model without adapters"):
+        weights = GpuWeights.random(config, device)
+        bare = Bench(weights, replace(limits, max_adapters=0), capture=False)
+    with stage("a model with adapters, and its graphs"):
+        bench = Bench(weights, limits)
+    begun = time.perf_counter()
+    with stage(f"{sizes.adapters} adapters"):
+        for slot in range(sizes.adapters):
+            bench.model.write_adapter(slot, random_adapter(config, sizes.rank, slot))
+    loading = (time.perf_counter() - begun) / sizes.adapters
+    with stage("bits"):
+        bits = compare_bits(bench, bare, sizes)
+    with stage("speed"):
+        speed = measure_speed(bench, sizes)
+    with stage("stalls"):
+        stalls = measure_stalls(bench, sizes, random_adapter(config, sizes.rank, sizes.adapters))
+    return {"bits": bits, "speed": speed, "stalls": stalls, "write s": loading}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapters", type=int, default=16, help="how many (16)")
@@ -217,32 +253,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="the model that has the shape put on")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a trial with the ops' twins (cuda)")
     parser.add_argument("--tiny", action="store_true", help="a small model, and few passes")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_LAYERS} layers; the head's share of a pass is then larger"
+    )
     parser.add_argument("--output", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
-    sizes = Sizes(options.adapters, options.rank)
+    sizes, shape = Sizes(options.adapters, options.rank), LLAMA_8B
+    if options.quick:
+        shape = replace(shape, num_layers=QUICK_LAYERS)
     if options.tiny:
         sizes = Sizes(min(3, options.adapters), options.rank, (1, 4), context=40, passes=4)
-    config = source_of("random", options.model, TINY if options.tiny else LLAMA_8B, device="meta").config
-    weights = GpuWeights.random(config, options.device)
-    limits = sizes.limits
-    bare = Bench(weights, GpuLimits(
-        max_running=limits.max_running, max_nodes=1, step_nodes=0, prefill_chunk=64, page_size=PAGE_SIZE,
-        num_pages=limits.num_pages, max_context=limits.max_context,
-    ))  # fmt: skip
-    bench = Bench(weights, limits)
-    begun = time.perf_counter()
-    for slot in range(sizes.adapters):
-        bench.model.write_adapter(slot, random_adapter(config, sizes.rank, slot))
-    loading = (time.perf_counter() - begun) / sizes.adapters
-    bits = compare_bits(bench, bare, sizes)
-    speed = measure_speed(bench, sizes)
-    stalls = measure_stalls(bench, sizes, random_adapter(config, sizes.rank, sizes.adapters))
+        shape = TINY
+    results = measure(source_of("random", options.model, shape, device="meta").config, sizes, options.device)
+    bits, speed, stalls = results["bits"], results["speed"], results["stalls"]
     print(markdown_table(list(stalls), [list(stalls.values())]))
     print(markdown_table(list(speed[0]), [list(row.values()) for row in speed]))
+    loading = results["write s"]
     print(f"bits: {bits}; an adapter is drawn and written in {loading:.2f} s; at most {WANTED:g} is wanted", flush=True)
     if options.output:
-        results = {"bits": bits, "speed": speed, "stalls": stalls, "write s": loading}
-        write_json(options.output, {"machine": gpu_machine(options.device), "results": results})
+        machine = gpu_machine(options.device) | {"layers": shape.num_layers}
+        write_json(options.output, {"machine": machine, "results": results})
     return int(any(bits[key] for key in ("differing", "differing without", "without effect")))
 
 
