@@ -17,7 +17,7 @@ from launcher.services.process import ServiceCommand, ServiceProcess, Spawner
 from launcher.services.readiness import wait_serving
 
 LOOPBACK = "127.0.0.1"
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 END_SECONDS = 30.0
 NETWORK, HERE, THERE = "slipstream-apart", "10.213.77.1", "10.213.77.2"
 """A network namespace, and both ends of its only link."""
@@ -41,6 +41,10 @@ class Gateways:
     def again(self, number: int) -> None:
         """Start one that has ended, without waiting."""
         self.processes[number] = ServiceProcess(self._commands[number], self._spawner)
+
+    def wait(self) -> None:
+        """Until all serve. An error where one ends, or takes too long."""
+        wait_serving(self.processes, time.monotonic() + START_SECONDS)
 
     @contextmanager
     def cut(self, address: str) -> Iterator[None]:
@@ -68,7 +72,7 @@ class Gateways:
             for command in self._commands:
                 self.processes.append(ServiceProcess(command, self._spawner))
             stack.callback(self._stop)
-            wait_serving(self.processes, time.monotonic() + START_SECONDS)
+            self.wait()
             self._stack = stack.pop_all()
         return self
 

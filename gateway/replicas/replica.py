@@ -19,7 +19,7 @@ from gateway.replicas.batch_queue import BatchQueue
 from gateway.replicas.prompt_prefix import PromptPrefix
 from gateway.replicas.replica_load import ReplicaLoad
 from gateway.replicas.resumable_stream import ResumableStream
-from slipstream.rpc.channel import from_rpc_error, open_channel
+from slipstream.rpc.channel import PROMPT_KEEPALIVE_OPTIONS, from_rpc_error, open_channel
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
 from slipstream.rpc.tls import Tls
 from slipstream.v1 import verify_pb2, verify_pb2_grpc
@@ -219,7 +219,7 @@ class Replica:
 
     async def _hold_session(self) -> None:
         """Open a session and read it until it breaks."""
-        async with open_channel(self.address, tls=self._tls) as channel:
+        async with open_channel(self.address, tls=self._tls, keepalive=PROMPT_KEEPALIVE_OPTIONS) as channel:
             self._stub = verify_pb2_grpc.VerifyServiceStub(channel)
             call: Any = channel.stream_stream(SESSION, response_deserializer=verify_pb2.SessionResponse.FromString)()
             self._outbox = BatchQueue()

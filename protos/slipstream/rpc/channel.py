@@ -35,7 +35,16 @@ def keepalive_options(time_ms: int = 15_000, timeout_ms: int = 5_000) -> tuple[t
 
 
 KEEPALIVE_OPTIONS = keepalive_options()
-"""Of both ends of every connection."""
+"""Of both ends of every connection, where an end does not ask more often."""
+
+PROMPT_KEEPALIVE_OPTIONS = keepalive_options(2_000, 3_000)
+"""Of an end that has another peer to turn to: the peer, or the network, is found gone within 5 s.
+
+gRPC answers pings on threads that need no interpreter lock: a peer whose Python is busy for longer is not given up.
+"""
+
+SHORTEST_PING_MS = 1_000
+"""Between two pings that a server takes; a client that asks more often is sent away."""
 
 LIMIT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -46,7 +55,6 @@ LIMIT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    *KEEPALIVE_OPTIONS,
     *LIMIT_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -59,17 +67,22 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def open_channel(
-    address: str, *, token: str = "", tls: Tls | grpc.ChannelCredentials | None = None
+    address: str,
+    *,
+    token: str = "",
+    tls: Tls | grpc.ChannelCredentials | None = None,
+    keepalive: tuple[tuple[str, int], ...] = KEEPALIVE_OPTIONS,
 ) -> grpc.aio.Channel:
     """An asyncio channel to `host:port` or `unix:PATH`; it connects on first use and reconnects by itself.
 
     With a token every call carries `authorization: Bearer TOKEN`. Without `tls`, and over a Unix socket, it is in plain
-    text.
+    text. `keepalive`: as `keepalive_options` makes them, no ping sooner than `SHORTEST_PING_MS` after another.
     """
     interceptors = _bearer_interceptors(token) if token else None
     if tls is None or is_unix(address):
-        return grpc.aio.insecure_channel(address, _CHANNEL_OPTIONS, interceptors=interceptors)
-    return grpc.aio.secure_channel(address, _credentials(tls), _options(tls), interceptors=interceptors)
+        return grpc.aio.insecure_channel(address, (*keepalive, *_CHANNEL_OPTIONS), interceptors=interceptors)
+    options = (*keepalive, *_options(tls))
+    return grpc.aio.secure_channel(address, _credentials(tls), options, interceptors=interceptors)
 
 
 def open_sync_channel(
@@ -77,9 +90,9 @@ def open_sync_channel(
 ) -> grpc.Channel:
     """A blocking channel; otherwise as `open_channel`."""
     if tls is None or is_unix(address):
-        channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
+        channel = grpc.insecure_channel(address, (*KEEPALIVE_OPTIONS, *_CHANNEL_OPTIONS))
     else:
-        channel = grpc.secure_channel(address, _credentials(tls), _options(tls))
+        channel = grpc.secure_channel(address, _credentials(tls), (*KEEPALIVE_OPTIONS, *_options(tls)))
     return grpc.intercept_channel(channel, _SyncBearer(token)) if token else channel
 
 

@@ -11,7 +11,13 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from slipstream.rpc.channel import ERROR_FIELD_KEY, KEEPALIVE_OPTIONS, LIMIT_OPTIONS, RETRY_AFTER_KEY
+from slipstream.rpc.channel import (
+    ERROR_FIELD_KEY,
+    KEEPALIVE_OPTIONS,
+    LIMIT_OPTIONS,
+    RETRY_AFTER_KEY,
+    SHORTEST_PING_MS,
+)
 from slipstream.rpc.descriptors import connection_limit
 from slipstream.rpc.errors import InternalError, SlipstreamError, UnavailableError, codes_of
 from slipstream.rpc.unix_socket import UnixSocket
@@ -21,7 +27,7 @@ _log = logging.getLogger(__name__)
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *KEEPALIVE_OPTIONS,
     *LIMIT_OPTIONS,
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", SHORTEST_PING_MS),
     ("grpc.so_reuseport", 0),
     # A connection that says nothing, or has had no call for long, is closed; clients connect anew by themselves.
     ("grpc.server_handshake_timeout_ms", 10_000),

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launcher.services.free_ports import free_ports
 from slipstream.rpc import channel, server
-from slipstream.rpc.channel import keepalive_options, open_sync_channel
+from slipstream.rpc.channel import KEEPALIVE_OPTIONS, PROMPT_KEEPALIVE_OPTIONS, open_sync_channel
 
 HEALTH_SERVER = Path(__file__).parents[2] / "launcher" / "health_server.py"
 
@@ -34,7 +34,8 @@ def peer():
 
 def test_a_peer_that_hangs_is_found(peer) -> None:
     # A tenth of the default: both times are those of the options, and no other one rules.
-    with grpc.insecure_channel(peer.address, options=(*keepalive_options(1500, 500), *channel.LIMIT_OPTIONS)) as opened:
+    options = (*channel.keepalive_options(1500, 500), *channel.LIMIT_OPTIONS)
+    with grpc.insecure_channel(peer.address, options=options) as opened:
         watch = health_pb2_grpc.HealthStub(opened).Watch(health_pb2.HealthCheckRequest(), timeout=20)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         peer.send_signal(signal.SIGSTOP)
@@ -46,11 +47,20 @@ def test_a_peer_that_hangs_is_found(peer) -> None:
 
 
 def test_both_ends_look_for_peers_that_hang_within_twenty_seconds() -> None:
-    options = dict(keepalive_options())
+    options = dict(KEEPALIVE_OPTIONS)
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] == 20_000
     assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"]
-    for used in (channel._CHANNEL_OPTIONS, server._SERVER_OPTIONS):
-        assert options.items() <= dict(used).items()
+    assert options.items() <= dict(server._SERVER_OPTIONS).items()
+    # An option that is given twice would have one of its values, and nothing says which.
+    assert not options.keys() & dict(channel._CHANNEL_OPTIONS).keys()
+
+
+def test_who_has_another_peer_asks_as_often_as_servers_take_it_and_no_oftener() -> None:
+    options = dict(PROMPT_KEEPALIVE_OPTIONS)
+    assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] == 5_000
+    assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"]
+    least = dict(server._SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"]
+    assert options["grpc.keepalive_time_ms"] >= 2 * least
 
 
 def test_a_connection_may_take_longer_to_come_about_than_the_pause_between_attempts(peer) -> None:
