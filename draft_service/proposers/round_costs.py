@@ -14,8 +14,10 @@ from slipstream_kernels.draft_protocol.records import RoundCost
 _log = logging.getLogger(__name__)
 
 REQUESTS = (1, 4, 16, 64)
-ROUNDS = 3
-"""Of which the quickest counts: the first may capture a graph."""
+SWEEPS, ROUNDS = 2, 3
+"""Over the numbers of requests, and of rounds for each in a row. The quickest counts: the first may capture a graph,
+and what else the machine does, as when services start, holds up some in a row.
+"""
 MOST_SECONDS = 0.3
 """Of all rounds, by which a further number of requests must be expected to be measured: others are extrapolated."""
 NODES = 16
@@ -30,10 +32,11 @@ def measure_rounds(
     width: numbers of a token's states, for a proposer that reads them. Rounds that not all sessions get a tree of say
     nothing, and end it; what fails does, too, and is logged.
     """
-    costs: list[RoundCost] = []
+    costs: dict[tuple[int, int], RoundCost] = {}
     begun = clock()
-    for count in REQUESTS:
-        if costs and clock() - begun + count * costs[-1].seconds / costs[-1].requests > MOST_SECONDS:
+    for count in REQUESTS * SWEEPS:
+        a_request = min((cost.seconds / cost.requests for cost in costs.values()), default=0.0)
+        if clock() - begun + count * a_request > MOST_SECONDS:
             break
         try:
             measured = _measure(proposer, count, width, clock, begun + MOST_SECONDS)
@@ -44,8 +47,10 @@ def measure_rounds(
             break
         if not measured:
             break
-        costs += measured
-    return tuple(costs)
+        for cost in measured:
+            key = cost.requests, cost.levels
+            costs[key] = min(costs.get(key, cost), cost)
+    return tuple(costs.values())
 
 
 def _measure(proposer: Proposer, count: int, width: int, clock: Callable[[], float], until: float) -> list[RoundCost]:

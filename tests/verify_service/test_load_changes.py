@@ -21,6 +21,7 @@ NOTHING_LOST = 0.98
 """Of plain decoding."""
 SOON = 32
 """Steps in which a change is to be answered."""
+HEAD_COSTS = [RoundCost(n, levels, FAST_HEAD.draft_seconds(n, levels)) for n in (1, 4, 16, 64) for levels in (1, 5)]
 WINDOW = 16
 """Steps over which throughput is taken."""
 
@@ -101,6 +102,17 @@ def test_what_a_drafter_says_of_its_rounds_costs_little_if_it_is_wrong(
     assert rounds.share_of_plain(log) >= least
     assert rounds.share_of_plain(log[SOON:]) >= NOTHING_LOST
     assert rounds.share_of_plain(log[-150:]) >= NEAR * best, "what is measured has outweighed it"
+
+
+@pytest.mark.parametrize(("running", "held_up"), [(16, 3), (16, 20), (64, 3)])
+def test_rounds_for_many_that_were_measured_on_a_busy_machine_keep_nobody_from_drafting(
+    monkeypatch: pytest.MonkeyPatch, running: int, held_up: int
+) -> None:
+    said = [cost._replace(seconds=cost.seconds * (held_up if cost.requests >= 16 else 1)) for cost in HEAD_COSTS]
+    rounds, best = Rounds(monkeypatch, running, machine=FAST_HEAD, costs=said), FAST_HEAD.best_fixed(running)
+    log = rounds.rounds(SOON + WINDOW + 150)
+    assert steps_to_adapt(rounds, log, best) <= SOON
+    assert rounds.share_of_plain(log[SOON:]) >= NEAR * best
 
 
 @pytest.mark.parametrize("machine", [FAST_HEAD, SLOW_HEAD], ids=["fast head", "slow head"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -17,6 +17,7 @@ AHEAD = 2
 class RoundTable:
     """Seconds of a round, as a line over its levels for each number of requests; more requests never take less.
 
+    Whatever ran beside the drafter as it measured has made rounds longer, never shorter: see `_plausible`.
     Beyond the most requests named a round takes as many times longer as a pass of the target did when passes were
     measured: what passes come to take, as contexts grow, is not the drafter's, so that a line once drawn stays true.
     """
@@ -27,10 +28,14 @@ class RoundTable:
         """`costs`: at least one."""
         self.costs = tuple(costs)
         self._step_time = step_time
-        by_requests: dict[int, dict[int, float]] = {}
+        by_levels: dict[int, dict[int, float]] = {}
         for requests, levels, seconds in costs:
-            by_requests.setdefault(requests, {})[levels] = seconds
-        lines = [_line(by_requests[requests]) for requests in sorted(by_requests)]
+            by_levels.setdefault(levels, {})[requests] = seconds
+        by_requests: dict[int, dict[int, float]] = {}
+        for levels, said in by_levels.items():
+            for requests, seconds in _plausible(said).items():
+                by_requests.setdefault(requests, {})[levels] = seconds
+        lines = [_line(_plausible(by_requests[requests])) for requests in sorted(by_requests)]
         self._requests = sorted(by_requests)
         self._base = list(accumulate((base for base, _ in lines), max))
         self._level = list(accumulate((level for _, level in lines), max))
@@ -47,6 +52,18 @@ class RoundTable:
         base, level = (float(np.interp(requests, self._requests, each)) for each in (self._base, self._level))
         self._known[requests] = known = beyond * base, beyond * level
         return known
+
+
+def _plausible(said: dict[int, float]) -> dict[int, float]:
+    """Seconds by requests, or by levels: at most those of more, and at most so many times those of fewer.
+
+    A round for more would be quicker than it was otherwise, or one for fewer, made several times, quicker than it.
+    """
+    sizes = sorted(said)
+    least = dict(zip(reversed(sizes), accumulate((said[size] for size in reversed(sizes)), min), strict=True))
+    for fewer, more in pairwise(sizes):
+        least[more] = min(least[more], least[fewer] * more / fewer)
+    return least
 
 
 def _line(seconds: dict[int, float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Rounds are measured as they are drafted, the quickest of three, and only as long as a start can bear."""
+"""Rounds are measured as they are drafted, the quickest of some, and only as long as a start can bear."""
 
 from __future__ import annotations
 
@@ -61,6 +61,20 @@ def test_each_number_of_requests_is_measured_with_one_level_and_with_all() -> No
     assert list(costs) == [(n, levels) for n in (1, 4, 16, 64) for levels in (1, 5)]
     for (requests, levels), seconds in costs.items():
         assert seconds == pytest.approx(1e-3 + 1e-5 * requests * levels), "what is captured is no price"
+
+
+def test_what_holds_up_some_rounds_in_a_row_is_no_price() -> None:
+    class HeldUp(Formula):
+        """Something else takes the machine from its second to its 15th round."""
+
+        rounds = 0
+
+        def propose(self, requests: Sequence[DraftRequest]) -> list[TokenTree | None]:
+            self.rounds += 1
+            self.now += 0.004 if 1 < self.rounds < 15 else 0.0
+            return super().propose(requests)
+
+    assert measured(HeldUp()) == pytest.approx(measured(Formula()))
 
 
 def test_slow_rounds_are_measured_of_few_requests() -> None:

@@ -50,6 +50,14 @@ def test_rounds_of_one_depth_say_what_others_take_all_the_same() -> None:
     assert said.seconds(1, 1) < said.seconds(1, 2) < 6e-3
 
 
+def test_a_number_of_requests_that_was_held_up_is_known_by_its_neighbours() -> None:
+    """Rounds only ever take longer than they need: neither 20 ms for 16, nor 9 for one, can be true of these."""
+    said = table((1, 1, 9e-3), (1, 5, 9e-3), (4, 1, 1e-3), (4, 5, 2e-3), (16, 1, 20e-3), (16, 5, 20e-3))
+    assert said.seconds(1, 1) == pytest.approx(1e-3) and said.seconds(1, 5) == pytest.approx(2e-3)
+    assert said.seconds(16, 1) == pytest.approx(4e-3) and said.seconds(16, 5) == pytest.approx(8e-3)
+    assert table((1, 1, 1e-3), (1, 5, 50e-3)).seconds(1, 5) == pytest.approx(5e-3)
+
+
 @given(
     costs=st.lists(
         st.tuples(st.integers(1, 65_536), st.integers(1, 63), st.floats(5e-324, 60.0)), min_size=1, max_size=64
