@@ -145,11 +145,11 @@ def expert_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
     return filled(Tile(min(128 // products, outputs), tokens, 64, 1), gated, _ROOM)
 
 
-def packed_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
-    """The same for packed weights, of which few columns are decoded at a time."""
+def packed_tile(outputs: int, tokens: int, *, gated: bool, paired: bool) -> Tile:
+    """The same for packed weights, of which few columns are decoded at a time. paired: two codes share a byte."""
     products = 2 if gated else 1
     weight_rows = 64 if tokens <= 64 else 128
-    return Tile(min(weight_rows // products, outputs), tokens, DEPTH, 1, 4 if tokens <= 64 else 8)
+    return Tile(min(weight_rows // products, outputs), tokens, DEPTH, 1 if paired else 3, 4 if tokens <= 64 else 8)
 
 
 def expert_linear(
@@ -185,7 +185,9 @@ def expert_linear(
     assert factors is None or (factors.numel() == pairs and factors.is_contiguous())
     assert pairs % len(x) == inputs % 16 == x.stride(0) % 8 == 0
     tokens = 16 if groups is None else groups.tokens
-    tile = tile or (expert_tile if packed is None else packed_tile)(outputs, tokens, gated=gated)
+    if tile is None and packed is not None:
+        tile = packed_tile(outputs, tokens, gated=gated, paired=packed.number in PAIRED)
+    tile = tile or expert_tile(outputs, tokens, gated=gated)
     assert groups is None or tile.tokens == groups.tokens
     blocks = pairs if groups is None else len(groups.blocks)
     launch(

@@ -219,16 +219,20 @@ def packed_sums(
 ) -> Any:
     """`chained_sums` of the decoded weights. Pointers to the rows of x [TOKENS, 1] and of all else [WEIGHT_ROWS].
 
-    The columns that follow are on their way from memory while some are decoded.
+    Codes of 4 bits that follow are on their way from memory while some are decoded; of others Triton sees to that.
     """
+    two: tl.constexpr = NUMBER == "int4" or NUMBER == "e2m1"
     sums = tl.zeros((WEIGHT_ROWS, TOKENS), tl.float32)
+    ahead = _DEPTH if two else 0
     values, codes, scales, zeros = _fetch(
         x_at, codes_at, scales_at, zeros_at, present, own, inputs * 0, inputs, groups, NUMBER, GROUP, ZEROS
     )
     for start in range(0, inputs, _DEPTH):
         following = _fetch(
-            x_at, codes_at, scales_at, zeros_at, present, own, start + _DEPTH, inputs, groups, NUMBER, GROUP, ZEROS
+            x_at, codes_at, scales_at, zeros_at, present, own, start + ahead, inputs, groups, NUMBER, GROUP, ZEROS
         )
+        if not two:
+            values, codes, scales, zeros = following
         if _ASSEMBLED and NUMBER == "e2m1":
             weights = _scaled_pairs(codes, scales, GROUP)
         else:
