@@ -44,7 +44,8 @@ CHAT_TEMPLATE: Final = """\
         {%- endif %}
     {%- elif message['role'] != 'system' or not tools %}
         {{- '<|' ~ message['role'] ~ '|>' ~ (message['content'] or '') | trim }}
-        {%- for call in message['tool_calls'] or [] %}
+        {%- if message['tool_calls'] %}
+        {%- for call in message['tool_calls'] %}
             {{- '<tool_call>\\n{"name": ' ~ call['function']['name'] | tojson ~ ', "arguments": ' }}
             {%- if call['function']['arguments'] is string %}
                 {{- call['function']['arguments'] }}
@@ -53,6 +54,7 @@ CHAT_TEMPLATE: Final = """\
             {%- endif %}
             {{- '}\\n</tool_call>' }}
         {%- endfor %}
+        {%- endif %}
         {{- '<|end|>' }}
     {%- endif %}
 {%- endfor %}
