@@ -38,11 +38,18 @@ def ran(spawner, command):
     return process.log().splitlines(), process.pid
 
 
+def the_one_that_stands_by() -> psutil.Process:
+    """Among the children of this process, of which other tests may have left some that are over."""
+    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    (ahead,) = [each for each in alive if "stands" in each.cmdline()]
+    return ahead
+
+
 def test_a_service_runs_in_the_process_that_stands_by_once(command):
     spawner, lines = StandbySpawner(), []
     spawner.prepare([command], lambda *line: lines.append(line))
     assert lines == [("stands", "prepares secret"), ("stands", READY)]
-    (ahead,) = [each for each in psutil.Process().children() if each.is_running() and "stands" in each.cmdline()]
+    ahead = the_one_that_stands_by()
     other = replace(command, arguments=(*command.arguments[:3], "--port", "2"))
     assert ran(spawner, other) == ([f"runs ['--port', '2'] {ahead.pid}"], ahead.pid)
     (line,), pid = ran(spawner, command)
@@ -52,7 +59,7 @@ def test_a_service_runs_in_the_process_that_stands_by_once(command):
 def test_a_service_of_another_environment_gets_a_process_of_its_own(command):
     spawner = StandbySpawner()
     spawner.prepare([command], discard_log)
-    (ahead,) = [each for each in psutil.Process().children() if each.is_running() and "stands" in each.cmdline()]
+    ahead = the_one_that_stands_by()
     _, pid = ran(spawner, replace(command, environment={**command.environment, "TOLD": "other"}))
     assert pid != ahead.pid
     assert ran(spawner, command)[1] == ahead.pid
@@ -61,7 +68,7 @@ def test_a_service_of_another_environment_gets_a_process_of_its_own(command):
 def test_one_that_was_lost_while_it_stood_by_is_replaced(command):
     spawner = StandbySpawner()
     spawner.prepare([command], discard_log)
-    (ahead,) = [each for each in psutil.Process().children() if each.is_running() and "stands" in each.cmdline()]
+    ahead = the_one_that_stands_by()
     os.kill(ahead.pid, signal.SIGKILL)
     os.waitid(os.P_PID, ahead.pid, os.WEXITED | os.WNOWAIT)
     (line,), pid = ran(spawner, command)
