@@ -118,37 +118,26 @@ def _numbers(codes: tl.tensor, NUMBER: tl.constexpr) -> tl.tensor:
     return number
 
 
-_TWO_OF_A_BYTE = tl.constexpr("""{
+_SCALED = """
+    shl.b32 size, {bytes}, {left};
+    shl.b32 sign, {bytes}, {further};
+    and.b32 sign, sign, 0x80008000;
+    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
+    fma.rn.bf16x2 size, size, scale_up, zero;
+    fma.rn.bf16x2 {out}, size, {scale}, zero;"""
+_TWO_OF_A_BYTE = tl.constexpr(
+    """{
     .reg .b32 even, odd, sign, size, scale_up, zero;
     mov.b32 scale_up, 0x7E807E80;
     mov.b32 zero, 0x80008000;
     prmt.b32 even, $4, 0, 0x4140;
-    prmt.b32 odd, $4, 0, 0x4342;
-    shl.b32 size, even, 6;
-    shl.b32 sign, even, 12;
-    and.b32 sign, sign, 0x80008000;
-    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
-    fma.rn.bf16x2 size, size, scale_up, zero;
-    fma.rn.bf16x2 $0, size, $5, zero;
-    shl.b32 size, odd, 6;
-    shl.b32 sign, odd, 12;
-    and.b32 sign, sign, 0x80008000;
-    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
-    fma.rn.bf16x2 size, size, scale_up, zero;
-    fma.rn.bf16x2 $1, size, $6, zero;
-    shl.b32 size, even, 2;
-    shl.b32 sign, even, 8;
-    and.b32 sign, sign, 0x80008000;
-    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
-    fma.rn.bf16x2 size, size, scale_up, zero;
-    fma.rn.bf16x2 $2, size, $5, zero;
-    shl.b32 size, odd, 2;
-    shl.b32 sign, odd, 8;
-    and.b32 sign, sign, 0x80008000;
-    lop3.b32 size, size, 0x01C001C0, sign, 0xEA;
-    fma.rn.bf16x2 size, size, scale_up, zero;
-    fma.rn.bf16x2 $3, size, $6, zero;
-}""")
+    prmt.b32 odd, $4, 0, 0x4342;"""
+    + _SCALED.format(bytes="even", left=6, further=12, out="$0", scale="$5")
+    + _SCALED.format(bytes="odd", left=6, further=12, out="$1", scale="$6")
+    + _SCALED.format(bytes="even", left=2, further=8, out="$2", scale="$5")
+    + _SCALED.format(bytes="odd", left=2, further=8, out="$3", scale="$6")
+    + "\n}"
+)
 """Of four bytes of e2m1 and their scales (powers of two, bfloat16): the products of lower and of upper numbers.
 
 The bits of e2m1 at the place of bfloat16's exponent and fraction are the number times 2^-126, also where it is below 1;
