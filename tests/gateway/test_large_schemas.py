@@ -16,7 +16,7 @@ from slipstream import Client, Grammar
 from slipstream.rpc.errors import InvalidArgumentError
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
-from support.loop_holds import LoopHolds
+from support.loop_holds import LoopHolds, longest_hold
 from support.tool_template import TEMPLATE
 
 SIZE = 10 * 1000 * 1000
@@ -128,7 +128,7 @@ def neighbour(wide_gateway: GatewayProcess, tool_verify: FakeVerify) -> Iterator
     holds = LoopHolds(wide_gateway.http_url)
     yield stream
     stream.wait_for(stream.chunks + BEGUN)
-    assert holds.beyond() == 0
+    assert holds.beyond() == 0, longest_hold(wide_gateway.http_url)
     stream.stop()
 
 
@@ -181,5 +181,5 @@ def test_beyond_the_limit_of_bodies_nothing_is_read(tool_gateway: GatewayProcess
         client.generate("Say", grammar=GRAMMARS["a pattern"][0])
     stream.wait_for(stream.chunks + BEGUN)
     stream.stop()
-    assert holds.beyond() == 0
+    assert holds.beyond() == 0, longest_hold(tool_gateway.http_url)
     assert len(tool_verify.seen.submits) == 1
