@@ -312,8 +312,6 @@ class VerifySettings(TransportSettings):
     def _check_adapters(self) -> Self:
         if len(self.lora_modules) > self.adapter_slots:
             raise ValueError(f"--lora-modules names {len(self.lora_modules)} adapters, --max-loras is {self.max_loras}")
-        if self.adapter_slots and self.tensor_parallel_size > 1:
-            raise ValueError("LoRA adapters need --tensor-parallel-size 1")
         if self.lora_dir is not None and not self.lora_dir.is_dir():
             raise ValueError(f"--lora-dir: there is no folder {self.lora_dir}")
         return self

@@ -21,7 +21,8 @@ from benchmarks.local_engine.local_loop import EngineConfig
 from benchmarks.local_engine.measured_model import HashedModel, limits_of, start_model
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel, follow
+from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel
+from slipstream_kernels.models.gpu.parallel.tp_follower import follow
 from slipstream_kernels.models.gpu.parallel.tp_worker_process import (
     TpWorkerProcesses,
     TpWorkerTask,

@@ -154,7 +154,6 @@ def test_adapters_are_named_with_their_folders(tmp_path: Path) -> None:
         (("--lora-modules", "a"), ["lora", "NAME=DIR"]),
         (("--lora-modules", "a=/x,a=/y"), ["lora", "twice"]),
         (("--lora-modules", "a=/x,b=/y", "--max-loras", "1"), ["2 adapters", "--max-loras is 1"]),
-        (("--lora-modules", "a=/x", "--tensor-parallel-size", "2"), ["--tensor-parallel-size 1"]),
         (("--lora-dir", "/nowhere/at/all"), ["--lora-dir", "/nowhere/at/all"]),
         (("--max-lora-rank", "129"), ["max", "lora", "rank"]),
     ],

@@ -93,8 +93,6 @@ def resolved_limits(
 
     Raises ValueError for limits that do not fit the model, OutOfDeviceMemoryError.
     """
-    if limits.max_adapters and group is not None:
-        raise ValueError("max_loras must be 0 where ranks share the model: adapters are not shared")
     head_dim, longest = shard.config.head_dim, shard.config.max_context
     if device.type == "cuda" and head_dim not in HEAD_DIMS:
         raise CheckpointError(f"head_dim is {head_dim}; a GPU takes {', '.join(map(str, HEAD_DIMS))}")

@@ -12,9 +12,11 @@ from slipstream_kernels.models.gpu.batch.device_plan import PlanArrays
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.models.gpu.forward.packed_layers import LAYERS, shape_of
+from slipstream_kernels.models.gpu.forward.weight_places import part_of
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.lora.expand import ExpandTiles
+from slipstream_kernels.ops.lora.lora_weight import LoraWeight
 
 _ALIGNMENT = 8
 """Of ranks: rows of 16 bytes."""
@@ -38,11 +40,15 @@ class LayerAdapters:
 
 
 class GpuAdapters:
-    """Slots are written by any thread, each only while no request names it; passes are queued by one."""
+    """Slots are written by any thread, each only while no request names it; passes are queued by one.
+
+    A rank has what its part of each layer needs: where it computes a part of the outputs, that part of B and all of A,
+    and where it has a part of the inputs, that part of A and all of B, so that what it adds is part of the ranks' sum.
+    """
 
     def __init__(self, shard: Shard, limits: GpuLimits, device: torch.device | str) -> None:
-        """Takes all memory that there will be. `limits` have one adapter or more, and the shard is the whole model."""
-        assert shard.size == 1
+        """Takes all memory that there will be. `limits` have one adapter or more."""
+        self._shard = shard
         self._slots = slots = limits.max_adapters
         self._rank = rank = -(-limits.max_adapter_rank // _ALIGNMENT) * _ALIGNMENT
         self._parts = _parts(shard)
@@ -133,9 +139,10 @@ class GpuAdapters:
         for part, (module, outputs) in enumerate(self._parts[name].items()):
             weight = adapter.weights.get(f"model.layers.{index}.{module}")
             if weight is not None:
+                own_a, own_b = _own(weight, name, self._shard)
                 start, end = part * self._rank, part * self._rank + weight.rank
-                a[start:end], scales[start:end] = weight.a, weight.scale
-                b[first : first + outputs, : weight.rank] = weight.b
+                a[start:end], scales[start:end] = own_a, weight.scale
+                b[first : first + outputs, : weight.rank] = own_b
             first += outputs
         for source, of_slots in ((a, target.a), (b, target.b), (scales, target.scales)):
             of_slots[slot].copy_(source)
@@ -146,9 +153,16 @@ def _adapted(shard: Shard, layer: int) -> Sequence[str]:
     return [name for name in LAYERS if name in ("qkv", "o") or not shard.config.has_experts(layer)]
 
 
+def _own(weight: LoraWeight, name: str, shard: Shard) -> tuple[torch.Tensor, torch.Tensor]:
+    """What of a module's A and B is the rank's, as the layer's weight is shared."""
+    if name in ("o", "down"):
+        return part_of(weight.a, 1, shard), weight.b
+    return weight.a, part_of(weight.b, 0, shard)
+
+
 def _parts(shard: Shard) -> Mapping[str, Mapping[str, int]]:
-    """Modules of each layer and their outputs, above one another in b."""
-    hidden, inner = shard.config.hidden_size, shard.config.intermediate_size
+    """Modules of each layer and their outputs on the rank, above one another in b."""
+    hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.size
     return {
         "qkv": {
             "self_attn.q_proj": shard.q_size, "self_attn.k_proj": shard.kv_size, "self_attn.v_proj": shard.kv_size,

@@ -341,6 +341,7 @@ class GpuForward:
                 ops.add_branch(b.branch, b.x, eps, norm=norm)
             return
         ops.linear(x, weight, b.part)
+        self._adapt(*adapted, x, b.part)
         self._group.all_gather(b.parts, b.part)
         if norm is None and bias is None:
             ops.rank_sum(b.parts, b.x, b.x)

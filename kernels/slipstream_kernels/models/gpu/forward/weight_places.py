@@ -72,7 +72,7 @@ class Place:
         device = next(view.device for view in self.views if view is not None)
         if self.packed is None:
             whole = decode(tensor.to(device)) if isinstance(tensor, QuantisedWeight) else tensor
-            parts: Sequence[torch.Tensor | None] = [_part(whole, self.axis, shard)]
+            parts: Sequence[torch.Tensor | None] = [part_of(whole, self.axis, shard)]
         else:
             assert isinstance(tensor, QuantisedWeight)
             made = pack(quantised_part(tensor, self.axis, shard).to(device), self.packed.form)
@@ -82,7 +82,8 @@ class Place:
                 view.copy_(part.reshape(view.shape))
 
 
-def _part(tensor: torch.Tensor, axis: int | None, shard: Shard) -> torch.Tensor:
+def part_of(tensor: torch.Tensor, axis: int | None, shard: Shard) -> torch.Tensor:
+    """The rank's part of a tensor that ranks share along `axis`."""
     if axis is None or shard.size == 1:
         return tensor
     width = tensor.shape[axis] // shard.size

@@ -31,6 +31,7 @@ class LineChange:
     bias_ids: Int32 | None
     bias_values: np.ndarray[Any, np.dtype[np.float32]] | None
     end_ids: Int32 | None
+    adapter: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class StepMessage:
         words.number(len(self.lines))
         for line in self.lines:
             words.number(line.line)
+            words.number(line.adapter)
             bias_values = None if line.bias_values is None else line.bias_values.view(np.int32)
             for array in (
                 line.packed_params, line.prompt_ids, line.output_ids, line.bias_ids, bias_values, line.end_ids
@@ -84,11 +86,11 @@ class StepMessage:
 
 
 def _line(words: _Reader) -> LineChange:
-    line = words.number()
+    line, adapter = words.number(), words.number()
     params, prompt_ids, output_ids, bias_ids = words.wanted_array(), words.array(), words.array(), words.array()
     bias_values = words.array()
     values = None if bias_values is None else bias_values.view(np.float32)
-    return LineChange(line, params, prompt_ids, output_ids, bias_ids, values, words.array())
+    return LineChange(line, params, prompt_ids, output_ids, bias_ids, values, words.array(), adapter)
 
 
 class _Writer:

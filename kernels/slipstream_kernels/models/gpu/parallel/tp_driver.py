@@ -1,25 +1,25 @@
-"""A model shared by several ranks: rank 0 is told what to run, the others repeat it on their parts."""
+"""A model shared by several ranks, of which rank 0 is told what to run."""
 
 from __future__ import annotations
 
-import logging
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import CopyPlan, no_copies
 from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
+from slipstream_kernels.models.gpu.parallel.adapter_broadcast import AdapterMessage
 from slipstream_kernels.models.gpu.parallel.tp_broadcast import LineChange, PagesChange, StepMessage, ids
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 
-_log = logging.getLogger(__name__)
-
-_STOP = b""
+STOP = b""
+"""The message that ends followers."""
 
 
 class TpDriverModel(GpuModel):
@@ -34,6 +34,8 @@ class TpDriverModel(GpuModel):
         self._line_changes: list[LineChange] = []
         self._page_changes: list[PagesChange] = []
         self._pending: tuple[float, PassHandle | None] | None = None
+        self._launched = 0
+        self._writing = threading.Lock()
 
     def set_line(
         self,
@@ -46,8 +48,15 @@ class TpDriverModel(GpuModel):
         end_ids: Sequence[int] | None = None,
         adapter: int = -1,
     ) -> None:
-        assert adapter < 0, "ranks share no adapters"
-        super().set_line(line, packed_params, prompt_ids=prompt_ids, output_ids=output_ids, bias=bias, end_ids=end_ids)
+        super().set_line(
+            line,
+            packed_params,
+            prompt_ids=prompt_ids,
+            output_ids=output_ids,
+            bias=bias,
+            end_ids=end_ids,
+            adapter=adapter,
+        )
         self._line_changes.append(
             LineChange(
                 line,
@@ -57,8 +66,16 @@ class TpDriverModel(GpuModel):
                 None if bias is None else ids(token for token, _ in bias),
                 None if bias is None else np.array([value for _, value in bias], np.float32),
                 ids(end_ids),
+                adapter,
             )
         )
+
+    def write_adapter(self, slot: int, adapter: LoraAdapter) -> None:
+        """Fill a slot on every rank; see `GpuAdapters.write`. Followers take it beside passes, one at a time."""
+        super().write_adapter(slot, adapter)
+        with self._writing:
+            self._ranks.apart.broadcast(AdapterMessage(slot, self._launched, adapter).to_bytes())
+            self._ranks.apart.wait_for_all()
 
     def set_pages(self, line: int, start: int, pages: Int32 | Sequence[int]) -> None:
         super().set_pages(line, start, pages)
@@ -71,6 +88,7 @@ class TpDriverModel(GpuModel):
         try:
             # Before the pass is queued here: where ops run at once, this one waits for the followers in its midst.
             self._ranks.broadcast(StepMessage(tuple(self._line_changes), tuple(self._page_changes), plan).to_bytes())
+            self._launched += 1
             self._line_changes.clear()
             self._page_changes.clear()
             ticket = super().launch(plan, copies)
@@ -88,36 +106,11 @@ class TpDriverModel(GpuModel):
 
     def stop_followers(self) -> None:
         """Let the followers end. Nothing can be launched afterwards."""
-        self._ranks.broadcast(_STOP)
+        self._ranks.broadcast(STOP)
+        if self.limits.max_adapters:
+            with self._writing:
+                self._ranks.apart.broadcast(STOP)
 
     def leave(self) -> None:
         """Leave the followers, whatever has become of them. Nothing can be launched afterwards."""
         self._ranks.close()
-
-
-def follow(model: GpuModel, group: RankGroup) -> None:
-    """Repeat what rank 0 runs until it stops the followers. Raises RankError where rank 0 ends otherwise."""
-    while content := group.broadcast(None):
-        message = StepMessage.from_bytes(content)
-        for line in message.lines:
-            bias = None
-            if line.bias_ids is not None and line.bias_values is not None:
-                bias = list(zip(line.bias_ids.tolist(), line.bias_values.tolist(), strict=True))
-            model.set_line(
-                line.line,
-                line.packed_params,
-                prompt_ids=_list(line.prompt_ids),
-                output_ids=_list(line.output_ids),
-                bias=bias,
-                end_ids=_list(line.end_ids),
-            )
-        for change in message.pages:
-            model.set_pages(change.line, change.start, change.pages)
-        try:
-            model.launch(replace(message.plan, keep_logits=False))
-        except ValueError as error:
-            _log.warning("a pass was refused, by rank 0 too: %s", error)
-
-
-def _list(values: Int32 | None) -> list[int] | None:
-    return None if values is None else values.tolist()

@@ -28,7 +28,8 @@ import torch
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
-from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel, follow
+from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel
+from slipstream_kernels.models.gpu.parallel.tp_follower import follow
 from slipstream_kernels.models.gpu.ranks.rank_group import (
     DistributedRankGroup,
     RankGroup,

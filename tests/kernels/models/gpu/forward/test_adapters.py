@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import transformers
 
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter, read_adapter
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.ops_namespace import kernels, twins
 from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel
 from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError, plan_memory
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.token_tree import TokenTree
 from support.families import EXPERTS
@@ -132,6 +135,44 @@ def test_a_slot_takes_another_adapter(tiny: Path, adapters: list[LoraAdapter]) -
     assert torch.equal(logits(model, spans, [0]), first)
     with pytest.raises(ValueError, match="rank is 16, the limit is 8"):
         load(tiny, adapters[1], rank=8)
+
+
+@pytest.mark.parametrize("ops", [twins, kernels])
+def test_ranks_have_the_parts_of_their_layers(tiny: Path, adapters: list[LoraAdapter], ops: Any) -> None:
+    """Parts of outputs beside one another are those of one rank; parts of inputs each add what their sums make."""
+    config = replace(ModelConfig.from_folder(tiny), num_heads=2, num_kv_heads=2, head_dim=32)
+    limits = GpuLimits(**SIZES, max_adapters=2, max_adapter_rank=16)
+    device = "cuda" if ops is kernels and torch.cuda.is_available() else "cpu"
+    parts = [GpuAdapters(Shard(config, rank, 2), limits, device) for rank in range(2)]
+    whole = GpuAdapters(Shard(config), limits, device)
+    for each in (whole, *parts):
+        each.write(1, adapters[0])
+    assert all(each.nbytes < whole.nbytes for each in parts)
+    rows = AdapterRows.empty(3, 2, 16, device)
+    rows.slots.copy_(torch.tensor([1, -1, -1]))
+    rows.rows.fill_(-1)[0, :2] = torch.tensor([2, 0])
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
+
+    def add(own: GpuAdapters, name: str, x: torch.Tensor, outputs: int) -> torch.Tensor:
+        out = torch.ones(3, outputs, device=device)
+        own.add(0, name, x, rows, out, ops())
+        assert torch.equal(out[1], torch.ones_like(out[1])) and not torch.equal(out[0], out[1])
+        return out.cpu()
+
+    found = [add(each, "qkv", x, 96).split(32, 1) for each in parts]
+    assert torch.equal(
+        torch.cat([part for three in zip(*found, strict=True) for part in three], 1), add(whole, "qkv", x, 192)
+    )
+    gated = [add(each, "gate_up", x, 64) for each in parts]
+    assert torch.equal(torch.cat(gated, 1), add(whole, "gate_up", x, 128))
+    for name, module in (("o", "self_attn.o_proj"), ("down", "mlp.down_proj")):
+        weight = adapters[0].weights[f"model.layers.0.{module}"]
+        for rank, each in enumerate(parts):
+            own = slice(32 * rank, 32 * rank + 32)
+            found_part = add(each, name, x[:, own], 64)
+            shrunk = (x[:, own].cpu().double() @ weight.a[:, own].double().T).float() * weight.scale
+            expected = 1 + (shrunk.bfloat16().double() @ weight.b.double().T).float()
+            assert torch.allclose(found_part[[0, 2]], expected[[0, 2]], atol=1e-3)
 
 
 def test_the_memory_plan_has_room_for_adapters(tiny: Path, adapters: list[LoraAdapter]) -> None:

@@ -42,8 +42,8 @@ def test_bytes_hold_everything() -> None:
     plan = dataclasses.replace(plan, scored=np.arange(6, dtype=np.int32).reshape(2, 3))
     message = StepMessage(
         (
-            LineChange(3, int32(*range(16)), int32(1, 2, 3), int32(), int32(5, 6), bias, None),
-            LineChange(0, int32(*range(-16, 0)), None, None, None, None, int32(2)),
+            LineChange(3, int32(*range(16)), int32(1, 2, 3), int32(), int32(5, 6), bias, None, 2),
+            LineChange(0, int32(*range(-16, 0)), None, None, None, None, int32(2), -1),
         ),
         (PagesChange(1, 4, int32(9, 8)), PagesChange(2, 0, int32())),
         dataclasses.replace(plan, keep_logits=False),

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.checkpoint.adapter.lora_adapter import read_adapter
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.parallel import tp_worker_process
@@ -32,7 +33,9 @@ from slipstream_kernels.models.rank_error import RankError
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.token_tree import TokenTree
 from support.gpu_passes import EMPTY_TREE, Span, pass_of
+from support.lora_adapters import write_adapter
 from support.models import make_tiny_model
+from support.thread_ranks import ThreadGroup, on_ranks
 
 LIMITS = GpuLimits(max_running=3, max_nodes=16, step_nodes=40, prefill_chunk=64, num_pages=40, max_context=256)
 TOKENS = 24
@@ -58,9 +61,9 @@ class Losses:
 
 
 @contextmanager
-def shared(folder: Path) -> Iterator[tuple[TpDriverModel, TpWorkerProcesses, Losses]]:
+def shared(folder: Path, limits: GpuLimits = LIMITS) -> Iterator[tuple[TpDriverModel, TpWorkerProcesses, Losses]]:
     losses = Losses()
-    model, followers = load_shared(folder, LIMITS, device="cpu", mode="exact", size=2, progress=False, on_loss=losses)
+    model, followers = load_shared(folder, limits, device="cpu", mode="exact", size=2, progress=False, on_loss=losses)
     try:
         yield model, followers, losses
     finally:
@@ -135,6 +138,38 @@ def test_a_pass_that_is_too_large_is_refused_by_all_ranks(folder: Path) -> None:
             model.launch(too_large)
         assert len(generate(model, 3, sampled=False)[0]) == 3
         assert not losses.reasons
+
+
+def test_adapters_reach_other_processes(folder: Path, tmp_path: Path) -> None:
+    """What processes compute with one is, bit for bit, what threads do that have loaded it themselves."""
+    adapter = read_adapter(write_adapter(tmp_path / "adapter", folder), ModelConfig.from_folder(folder))
+    limits = replace(LIMITS, max_adapters=1)
+    spans = [Span(line, random_tokens(9, line), 0, PAGES[line]) for line in (0, 1)]
+
+    def logits(model: GpuModel) -> torch.Tensor:
+        for span, slot in zip(spans, (0, -1), strict=True):
+            model.set_line(span.line, pack_line(), adapter=slot)
+            model.set_pages(span.line, 0, span.pages)
+        return model.launch(pass_of(limits, spans, all_logits=True)).logits.clone()
+
+    def alone(group: ThreadGroup) -> torch.Tensor:
+        model = GpuModel.load(folder, limits, device="cpu", group=group, progress=False)
+        model.write_adapter(0, adapter)
+        return logits(model)
+
+    expected = on_ranks(2, alone)[0]
+    with shared(folder, limits) as (model, followers, losses):
+        without = logits(model)
+        for _ in range(2):
+            model.write_adapter(0, adapter)
+            assert torch.equal(logits(model), expected)
+            model.free_adapter(0)
+        assert not torch.equal(without[:9], expected[:9]) and torch.equal(without[9:], expected[9:])
+        assert not losses.reasons
+        (pid,) = followers.pids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankError, match="rank 0 of 2"):
+            model.write_adapter(0, adapter)
 
 
 def test_a_follower_that_dies_is_told_and_fails_the_next_pass(folder: Path) -> None:
