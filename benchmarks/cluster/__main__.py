@@ -1,13 +1,13 @@
 """A cluster of replicas on a Ray of this machine: what kills, drains and steps of load cost streams.
 
     python -m benchmarks.cluster --output benchmarks/results/cluster.json
-    python -m benchmarks.cluster --scenes kill --gpus 2 --model DIR --output gpus.json      # one GPU a replica
+    python -m benchmarks.cluster --scenes kill --gpus 2 --output gpus.json      # one GPU a replica
 
 Starts a head and raylets (`ray start`), replicas by `slipstream cluster up`, gateways outside of Ray, and streams in a
 closed loop. Every answer (ids, logprobs, how it ended) is compared with that of an undisturbed run. Scenes:
 
-    kill     a raylet is killed by SIGKILL every --every seconds, and another node joins; with --gpus, which has one
-             raylet, the process of a replica's actor
+    kill     a raylet is killed by SIGKILL every --every seconds, and another node joins once all serve again; with
+             --kill actor the process of a replica's actor, of which Ray knows no more than that it is gone
     drain    one replica drains under load
     scale    1 to 3 replicas, by load: few streams, all, few again
     controller  the controller's process is killed, with the directory in it
@@ -22,11 +22,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import re
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.cluster import faults, plot, scenes
@@ -52,13 +55,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=200, help="of an answer")
     parser.add_argument("--seconds", type=float, default=180.0, help="of kills; a third of it for each load of scale")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two kills")
-    parser.add_argument("--gpus", type=int, default=0, help="of this machine, one a replica")
+    parser.add_argument(
+        "--kill", choices=("raylet", "actor"), help="what is killed; default: raylet, with --gpus actor"
+    )
+    parser.add_argument("--gpus", type=int, default=0, help="of this machine, one a replica, all of one raylet")
     parser.add_argument("--model", type=Path, help="default: the demo model")
     parser.add_argument("--draft", default="inproc:ngram")
     parser.add_argument("--plot", type=Path, help="PNG of the scene scale; left out where matplotlib is not installed")
     parser.add_argument("--output", type=Path, help="JSON")
     options = parser.parse_args()
     options.replicas = options.gpus or options.replicas
+    options.kill = options.kill or ("actor" if options.gpus else "raylet")
+    if options.gpus and options.kill == "raylet":
+        parser.error("--kill raylet: with --gpus there is one raylet, and nothing would be left")
     return options
 
 
@@ -82,22 +91,37 @@ async def scene(name: str, at: Setting) -> Facts:
         over.set()
         await asking
         following.cancel()
-    return facts | _requests(traffic.outcomes, began)
+    gaps = [_gaps(traffic.outcomes, *span) for span in pairwise((*at.kills, math.inf))]
+    return facts | _requests(traffic.outcomes, began) | ({"gaps_by_kill": gaps} if gaps else {})
 
 
 def _requests(outcomes: list[Outcome], began: float) -> Facts:
     answered = [each for each in outcomes if not each.failure]
-    pauses = [each.longest_pause for each in answered]
+    gaps = [each.gap for each in answered]
     return {
         "requests": len(outcomes),
         "failed": len(outcomes) - len(answered),
         "failures": sorted({each.failure for each in outcomes if each.failure})[:5],
         "changed": sum(each.changed for each in answered),
-        "longest_gap_s": round(max(pauses, default=0.0), 3),
-        "gap_p99_s": round(percentile(pauses, 0.99) or 0.0, 3),
+        "longest_gap_s": round(max(gaps, default=0.0), 3),
+        "gap_p99_s": round(percentile(gaps, 0.99) or 0.0, 3),
+        "longest_pause_s": round(max((each.longest_pause for each in answered), default=0.0), 3),
+        "longest_first_token_s": round(max((each.first_token for each in answered), default=0.0), 3),
         "first_token_at_seconds": [[round(each.begun - began, 1), round(each.first_token, 3)] for each in answered][
             :2000
         ],
+    }
+
+
+def _gaps(outcomes: Sequence[Outcome], killed: float, next_kill: float) -> Facts:
+    """The longest pause of requests that ran at a kill, and the longest time to the first token of those after it."""
+    answered = [each for each in outcomes if not each.failure]
+    running = [each for each in answered if each.begun < killed < each.ended]
+    after = [each for each in answered if killed <= each.begun < next_kill]
+    return {
+        "ran": len(running),
+        "longest_pause_s": round(max((each.longest_pause for each in running), default=0.0), 2),
+        "longest_first_token_s": round(max((each.first_token for each in (*running, *after)), default=0.0), 2),
     }
 
 

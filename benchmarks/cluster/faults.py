@@ -57,7 +57,7 @@ async def split(at: Setting) -> Facts:
     pauses: tuple[list[float], list[float]] = ([], [])
     for each in at.traffic.outcomes:
         if not each.failure and each.ended > began:
-            pauses[each.gateway != 0].append(each.longest_pause)
+            pauses[each.gateway != 0].append(each.gap)
     return {"longest_gap_s_of_the_gateway_that_is_cut_off": round(max(pauses[0], default=0.0), 3),
             "longest_gap_s_of_others": round(max(pauses[1], default=0.0), 3)}  # fmt: skip
 

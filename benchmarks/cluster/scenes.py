@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.cluster.gateways import Gateways
@@ -67,34 +67,39 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a scene is played with."""
+    """What a scene is played with. `kills`: when the scene `kill` has killed, by time.perf_counter()."""
 
     options: argparse.Namespace
     ray: Nodes
     traffic: Traffic
     members: Members
     gateways: Gateways
+    kills: list[float] = field(default_factory=list)
 
 
 async def kill(at: Setting) -> Facts:
     """Kills, one after the other, and how long capacity was away."""
-    began, back = time.perf_counter(), []
+    began, back = time.perf_counter(), list[float]()
     while time.perf_counter() < began + at.options.seconds:
         next_at = time.perf_counter() + at.options.every
         head_first = sorted((await asyncio.to_thread(at.ray.status))["replicas"], key=lambda each: each["number"])
         victim = next(each for each in head_first if each["state"] == "ready")
         killed = time.perf_counter()
-        if at.options.gpus:
+        at.kills.append(killed)
+        if at.options.kill == "actor":
             os.kill(victim["process_id"], signal.SIGKILL)
         else:
             at.ray.kill_raylet(victim["process_id"])
-        joining = None if at.options.gpus else asyncio.create_task(asyncio.to_thread(at.ray.add, ("--num-cpus=2",)))
         back.append(await at.members.back(at.options.replicas, victim["address"]) - killed)
-        if joining is not None:
-            await joining
         print(f"killed {victim['address']}: all {at.options.replicas} serve after {back[-1]:.1f} s", flush=True)
+        if at.options.kill == "raylet":
+            await asyncio.to_thread(at.ray.add, ("--num-cpus=2", "--num-gpus=0"))
         await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
-    return {"kills": len(back), "seconds_until_capacity_is_back": [round(each, 2) for each in back]}
+    return {
+        "killed": at.options.kill,
+        "kills": len(back),
+        "seconds_until_capacity_is_back": [round(each, 2) for each in back],
+    }
 
 
 async def drain(at: Setting) -> Facts:

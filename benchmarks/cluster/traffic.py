@@ -29,7 +29,10 @@ def jobs(count: int, tokens: int) -> list[Job]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request, in seconds of time.perf_counter(); `failure` is empty if it was answered. `gateway`: its number."""
+    """One request, in seconds of time.perf_counter(); `failure` is empty if it was answered. `gateway`: its number.
+
+    first_token: since `begun`. longest_pause: between two messages that carried tokens.
+    """
 
     job: int
     begun: float
@@ -39,6 +42,11 @@ class Outcome:
     changed: bool
     failure: str = ""
     gateway: int = 0
+
+    @property
+    def gap(self) -> float:
+        """The longest time without a token."""
+        return max(self.first_token, self.longest_pause)
 
 
 @dataclass(slots=True)
@@ -86,5 +94,5 @@ class Traffic:
                 told.token_ids, told.logprobs, told.finish_reason,
             )  # fmt: skip
             ended = time.perf_counter()
-            pause = max(answer.longest_pause, answer.first_token)
-            self.outcomes.append(Outcome(index, begun, ended, answer.first_token, pause, changed, gateway=gateway))
+            times = begun, ended, answer.first_token, answer.longest_pause
+            self.outcomes.append(Outcome(index, *times, changed, gateway=gateway))

@@ -148,7 +148,7 @@ class Replica:
         stream.send(self, request_id)
         self._streams[request_id] = stream
         self._outbox.put(Outgoing(message, request_id, stream))
-        self.routing.enter(request_id, prompt, time.monotonic())
+        self.routing.enter(request_id, prompt, time.monotonic(), len(stream.received))
 
     def cancel(self, stream: ResumableStream) -> None:
         """Forget a stream and tell the service, unless it is finished already."""

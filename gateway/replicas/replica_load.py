@@ -27,9 +27,10 @@ class ReplicaLoad:
     gaps: int = 0
     _waiting: dict[int, tuple[int, Sequence[int]]] = field(default_factory=dict)
 
-    def enter(self, request_id: int, prompt: PromptPrefix | None, now: float) -> None:
+    def enter(self, request_id: int, prompt: PromptPrefix | None, now: float, received: int = 0) -> None:
         """A choice is sent; `prompt` is None where prompts do not count, or the choice before has the same one.
 
+        received: tokens of a choice that goes on, which are computed anew as those of its prompt are.
         Each waiting request expects the prefixes that none before it does, and so alone gives them up.
         """
         self.used = now
@@ -40,10 +41,10 @@ class ReplicaLoad:
         cached, expected = prompt.cached_tokens(count), prompt.names[count:]
         self.prefixes.expect(expected)
         computed = prompt.tokens - cached
-        self.queued_tokens += computed
+        self.queued_tokens += computed + received
         self.hit_tokens += cached
         self.computed_tokens += computed
-        self._waiting[request_id] = (computed, expected)
+        self._waiting[request_id] = (computed + received, expected)
 
     def leave(self, request_id: int) -> None:
         """A choice has its first output, or is over there in whatever way: its prompt is to be computed no more."""

@@ -53,7 +53,7 @@ class ResumableStream:
         self.paused_at = 0.0  # when it was lost first, or began to wait, since its last output; 0.0 while outputs come
         self.reason: SlipstreamError | None = None  # why it was lost, or waits
         self.resumes: list[Resumed] = []
-        self._lost_at = ""  # address of the service that it was lost with, until it is sent to one again
+        self._lost_at = ""  # address of the service that it has left, until it is sent to one again
         self.replica: Replica | None = None
         self.request_id = 0
         self.sent_at = 0.0  # when it was submitted last
@@ -119,9 +119,13 @@ class ResumableStream:
     def on_lost(self, reason: SlipstreamError) -> None:
         """Note that its service has gone, or has given it back."""
         self.losses += 1
-        self._lost_at = "" if self.replica is None else self.replica.address
+        self.move()
         self._kept = len(self.received)
         self.wait(reason)
+
+    def move(self) -> None:
+        """Note that it leaves its service, and goes on at another one."""
+        self._lost_at = "" if self.replica is None else self.replica.address
 
     def wait(self, reason: SlipstreamError) -> None:
         """Note that no service has it."""

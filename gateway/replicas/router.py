@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gateway.core.request import ChoiceRequest
 from gateway.replicas.prompt_prefix import PromptPrefix
@@ -28,6 +28,22 @@ class Router:
     def rank(self, request: ChoiceRequest, replicas: Sequence[Replica]) -> tuple[list[Replica], PromptPrefix | None]:
         """See RoutingPolicy.rank."""
         return self._policy.rank(request, replicas)
+
+    def relieve(self, others: Iterable[Replica], replica: Replica) -> None:
+        """Move choices that wait at others to a replica that has come, as far as the policy expects them sooner there.
+
+        The latest go first, and none that has begun: nothing that was computed is lost.
+        """
+        info = replica.info if replica.ready else None
+        for other in others:
+            for stream in reversed([] if other is replica else other.streams):
+                if stream.begun or stream.yielded or info is None or not stream.fits(info):
+                    continue
+                ranked, prompt = self.rank(stream.request, (other, replica))
+                if ranked[0] is replica:
+                    other.cancel(stream)
+                    stream.move()
+                    self.send(replica, [stream], prompt)
 
     def send(self, replica: Replica, streams: Sequence[ResumableStream], prompt: PromptPrefix | None) -> None:
         """Send choices of one request; `prompt` is that of the first one, and counts once for all that share it."""

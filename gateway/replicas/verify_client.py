@@ -21,12 +21,7 @@ from gateway.replicas.resume_deadlines import ResumeDeadlines
 from gateway.replicas.router import Router
 from gateway.replicas.routing import LeastLoaded, RoutingPolicy
 from slipstream.directory.member import Member
-from slipstream.rpc.errors import (
-    InternalError,
-    ResourceExhaustedError,
-    SlipstreamError,
-    UnavailableError,
-)
+from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError, UnavailableError
 
 _log = logging.getLogger(__name__)
 
@@ -199,13 +194,15 @@ class VerifyClient:
         return self._usable()
 
     def on_ready(self, replica: Replica) -> None:
-        """See Owner: what waited for the replica goes on."""
+        """See Owner: what waited for the replica, or at others, goes on; none is moved while suspects are tried."""
         if replica not in self._usable():
             _log.warning("verify service %s serves another model and is not used", replica.address)
         self._router.watch(self._usable())
         self._parked.sort(self._quarantine.priority)
         self._vacate()
         self._dispatch()
+        if not len(self._quarantine):
+            self._router.relieve(self._replicas, replica)
 
     def on_unloaded(self, names: Collection[str]) -> None:
         """See Owner."""

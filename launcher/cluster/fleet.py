@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ SPREAD_SECONDS: Final = 30.0
 """From one move of a replica that serves to an empty node to the next."""
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 10.0
+RESUME_SECONDS: Final = 10.0
+"""After the loss of a replica, for which nothing is prepared while requests wait: what it takes of a host's processors
+would be missing where requests of the lost one are computed anew."""
 STANDBY_PLACE_SECONDS: Final = 30.0
 """For which one that is to stand by waits for a place; then the room that was seen has gone."""
 DOUBT_SECONDS: Final = 3.0
@@ -138,6 +142,7 @@ class Fleet:
     """Nodes on which one more replica would find room, as last seen."""
     _spread_at: float = 0.0
     _standby_at: float = 0.0
+    _lost_at: float = -math.inf
     _doubted: dict[str, float] = field(default_factory=dict)
     """Nodes that have lost a replica, and when."""
     _scaler: Autoscaler = field(init=False)
@@ -208,6 +213,7 @@ class Fleet:
             self._standby_at = now + STANDBY_DELAY
         if reason and record.state is not State.STOPPING:
             self._doubted[record.node] = now
+            self._lost_at = now if record.state is State.READY else self._lost_at
             self.notes.append(f"replica {number} was lost: {reason}")
         earlier = [each for each in self.specs if each < self.generation]
         if self.failures.count >= MOST_FAILURES and earlier and not self._fresh(State.READY):
@@ -282,15 +288,18 @@ class Fleet:
 
     def _standbys(self, now: float) -> list[Action]:
         """Have as many stand by as are wanted, one after the other, if it can be on nodes without any replica."""
-        standing = self._fresh(State.STANDBY)
+        standing, ready = self._fresh(State.STANDBY), self._in(State.READY)
         for record in standing:
             if len(standing) > self.scaling.standby or (not record.node and now > record.since + STANDBY_PLACE_SECONDS):
                 return [self._stop(record, now)]
         preparing = any(not each.prepared for each in standing)
-        if len(standing) >= self.scaling.standby or preparing or not self.settled or now < self._standby_at:
+        resuming = now < self._lost_at + RESUME_SECONDS and any(each.load and each.load.queued for each in ready)
+        if len(standing) >= self.scaling.standby or preparing or resuming:
+            return []
+        if not self.settled or now < self._standby_at:
             return []
         room, apart = self.room - self.off, {each.node for each in standing}
-        empty = apart | {each.node for each in self._in(State.READY)}
+        empty = apart | {each.node for each in ready}
         taken = frozenset((empty if room - empty else apart) - self.off)
         return [self._start(now, taken, State.STANDBY)] if room else []
 

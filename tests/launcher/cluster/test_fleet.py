@@ -7,7 +7,7 @@ import random
 import pytest
 
 from launcher.cluster.autoscaler import Load, Scaling
-from launcher.cluster.fleet import LONGEST_DELAY, MOST_FAILURES, Fleet, Go, Start, State, Stop
+from launcher.cluster.fleet import LONGEST_DELAY, MOST_FAILURES, RESUME_SECONDS, Fleet, Go, Start, State, Stop
 from launcher.cluster.replica_spec import ReplicaSpec
 
 OLD, NEW = ReplicaSpec("/old", finish_seconds=20), ReplicaSpec("/new", finish_seconds=20)
@@ -26,7 +26,7 @@ class Hosts:
         self.places = dict(places)
         self.start, self.warm, self.stop, self.broken = start, warm, stop, set(broken)
         self.now = 0.0
-        self.streams = {}
+        self.streams, self.queued = {}, 0
         self.begun, self.ending, self.off, self.taken = {}, {}, {}, {}
         self.least_ready = []
 
@@ -61,8 +61,8 @@ class Hosts:
         for record in fleet.records.values():
             if record.state is State.DRAINING:
                 self.move(record.number)
-            fleet.loaded(record.number, Load(running=self.streams.get(record.number, 0), capacity=64, pages_total=100,
-                                             pages_idle=100))  # fmt: skip
+            running = self.streams.get(record.number, 0)
+            fleet.loaded(record.number, Load(running, self.queued, capacity=64, pages_total=100, pages_idle=100))
         taken = [each.node for each in fleet.records.values()]
         fleet.room = frozenset(node for node, size in self.places.items() if taken.count(node) < size)
         for action in fleet.decide(self.now):
@@ -185,6 +185,21 @@ def test_one_that_stands_by_takes_the_place_of_a_lost_one_and_another_stands_by(
     assert found.now - lost_at < found.warm + 1 and nodes_of(found) == ["b", "c"]
     found.run(20)
     assert len(standing(found)) == 1 and found.fleet.next_number == begun + 1
+
+
+@pytest.mark.parametrize("waited", [3.0, 600.0])
+def test_nothing_is_prepared_while_requests_of_a_lost_replica_wait_elsewhere(waited):
+    found = hosts(2, {"a": 2, "b": 2, "c": 2}, standby=1)
+    found.run(10, until=lambda: standing(found))
+    lost_at, found.queued = found.now, 7
+    found.kill_node("a")
+    found.settle()
+    begun = found.fleet.next_number
+    found.run(lost_at + min(waited, RESUME_SECONDS) - found.now)
+    assert found.fleet.next_number == begun
+    found.queued = 7 if waited > RESUME_SECONDS else 0
+    found.run(1.0)
+    assert found.fleet.next_number == begun + 1
 
 
 def test_those_that_stand_by_keep_apart_so_that_one_outlives_any_node():
