@@ -1,10 +1,4 @@
-"""Linear layer that decodes its weights in registers while the products of those before are under way: for few rows.
-
-Codes, scales and tokens are copied to shared memory some steps ahead. Each thread decodes the very elements that the
-matrix instruction wants of it, so that nothing passes between threads, and the warps of a program ask for all products
-of PART columns at once, in the order of columns: one chain along K, as everywhere. While these are under way the next
-are decoded, to other registers: a product's operands are not written before it is waited for.
-"""
+"""Linear layer that decodes its weights in registers while the products of those before are under way: for few rows."""
 
 from __future__ import annotations
 
@@ -12,106 +6,14 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from slipstream_kernels.ops.gpu.launch import launch
-from slipstream_kernels.ops.gpu.packed.hopper_decode import decoded_operand
+from slipstream_kernels.ops.gpu.packed.hopper_epilogue import gated_sums
+from slipstream_kernels.ops.gpu.packed.hopper_sums import streamed_sums, x_layout
 from slipstream_kernels.ops.gpu.packed.packed_tile import PART, PackedTile
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight, chunk_of
 from slipstream_kernels.ops.quantised_weight import implied_zero
-
-
-@gluon.jit
-def _spread(groups: gl.tensor, count: gl.constexpr, layout: gl.constexpr) -> gl.tensor:
-    """A value for each of `count` words, of values that four words share."""
-    each = gl.reshape(groups[:, None].broadcast_to(count // 4, 4), (count,))
-    return gl.convert_layout(each, layout, assert_trivial=True)
-
-
-@gluon.jit
-def _unit(
-    warp: gl.tensor, half: gl.tensor, warps: gl.constexpr, halves: gl.constexpr, products: gl.constexpr
-) -> gl.tensor:
-    """Which of a program's units a warp has in a half of its lines: gate and up of an output lie in one thread."""
-    if products == 2:
-        return warp * halves + half
-    else:  # noqa: RET505  # the other is not compiled
-        return half * warps + warp
-
-
-@gluon.jit
-def _points(zeros: gl.tensor, NUMBER: gl.constexpr) -> gl.tensor:
-    """Zero points, float32, as `decoded_operand` has them."""
-    if NUMBER == "int8":
-        return zeros + 8388608.0
-    else:  # noqa: RET505  # the other is not compiled
-        # 128 to 144, in the upper half of float32's bits
-        bits = (zeros + 128.0).to(gl.int32, bitcast=True)
-        return bits | ((bits >> 16) & 0xFFFF)
-
-
-@gluon.jit
-def _gated(sums: gl.tensor, TOKENS: gl.constexpr, halves: gl.constexpr, scratch: gl.constexpr) -> gl.tensor:
-    """silu(gate) * up as `linear_epilogue.gated_sums`, of sums [lines, TOKENS]: half as many lines."""
-    lines: gl.constexpr = sums.shape[0]
-    if halves == 2:
-        groups = gl.permute(gl.reshape(sums, (lines // 16, 2, 8, TOKENS)), (0, 2, 3, 1))
-    else:
-        sums = gl.convert_layout(sums, scratch)
-        groups = gl.permute(gl.reshape(sums, (lines // 32, 2, 16, TOKENS)), (0, 2, 3, 1))
-    gate, up = gl.split(groups)
-    decay = gl.exp(-gl.abs(gate))
-    return gl.reshape(gate * gl.where(gate >= 0, 1.0, decay) / (1.0 + decay) * up, (lines // 2, TOKENS))
-
-
-@gluon.jit
-def _copy_weights(
-    step: gl.tensor,
-    stage: gl.tensor,
-    codes_at: gl.tensor,
-    groups_at: gl.tensor,
-    scales: gl.tensor,
-    zeros: gl.tensor,
-    own: gl.tensor,
-    own_g: gl.tensor,
-    chunk: gl.tensor,
-    group: gl.tensor,
-    codes_room: gl.shared_memory_descriptor,
-    scales_room: gl.shared_memory_descriptor,
-    zeros_room: gl.shared_memory_descriptor,
-    chunks: gl.tensor,
-    groups: gl.tensor,
-    lines: gl.tensor,
-    step_chunks: gl.constexpr,
-    step_groups: gl.constexpr,
-    ZEROS: gl.constexpr,
-) -> None:
-    """Begin to copy a step of the weight to a stage of the rooms; beyond the weight's last column is zero."""
-    inside = own & (step * step_chunks + chunk < chunks)
-    async_copy.async_copy_global_to_shared(codes_room.index(stage), codes_at + step * (step_chunks * 128), mask=inside)
-    if step_groups > 0:
-        known = own_g & (step * step_groups + group < groups)
-        at = groups_at + step * step_groups * lines
-        async_copy.async_copy_global_to_shared(scales_room.index(stage), scales + at, mask=known)
-        if ZEROS:
-            async_copy.async_copy_global_to_shared(zeros_room.index(stage), zeros + at, mask=known)
-
-
-@gluon.jit
-def _values(
-    room: gl.shared_memory_descriptor,
-    stage: gl.tensor,
-    part: gl.constexpr,
-    count: gl.constexpr,
-    layout: gl.constexpr,
-) -> gl.tensor:
-    """`count` values of a part of a stage."""
-    return room.index(stage).slice(part * count, count).load(layout)
 
 
 @gluon.jit
@@ -134,7 +36,7 @@ def _store(
     """As `linear_epilogue.store_outputs`, of sums [lines, TOKENS] in the order of the program's units."""
     lines: gl.constexpr = sums.shape[0]
     if products == 2:
-        sums = _gated(sums, TOKENS, halves, scratch)
+        sums = gated_sums(sums, TOKENS, halves, scratch)
         place = gl.arange(0, lines // 2)
         line = place if halves == 2 else place // 16 * 8 + place % 8 + place // 8 % 2 * lines
     else:
@@ -187,19 +89,8 @@ def _hopper_stream(
     ZERO: gl.constexpr,
     ZEROS: gl.constexpr,
 ) -> None:
-    """`share` outputs of one block of tokens; a step has PARTS parts, each of PART_COLUMNS."""
-    part_chunks: gl.constexpr = PART_COLUMNS // CHUNK_COLUMNS
-    half: gl.constexpr = part_chunks * WARPS * 128
-    count: gl.constexpr = HALVES * half
-    step_columns: gl.constexpr = PARTS * PART_COLUMNS
-    step_groups: gl.constexpr = step_columns // GROUP if GROUP > 0 else 0
-    words_layout: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
-    groups_layout: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0]))
-    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
-    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, TOKENS, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
+    """`share` outputs of one block of tokens."""
     scratch: gl.constexpr = gl.BlockedLayout([16 * WARPS, 1], [1, 32], [1, WARPS], [1, 0])
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     gdc_launch_dependents()
     token_tiles = gl.cdiv(rows, TOKENS)
     first = gl.program_id(0) // token_tiles * share
@@ -207,90 +98,14 @@ def _hopper_stream(
     end = gl.minimum(first + share, outputs)
     first_unit = first * PRODUCTS // 8
     last_unit = gl.minimum((end * PRODUCTS + 7) // 8, units)
-
-    # Parts, halves, chunks, warps, lanes, words, the latter four to a thread.
-    n = gl.arange(0, PARTS * count, words_layout)
-    chunk = n // count * part_chunks + n // (128 * WARPS) % part_chunks
-    unit = first_unit + _unit(n // 128 % WARPS, n // half % HALVES, WARPS, HALVES, PRODUCTS)
-    own = unit < last_unit
-    codes_at = codes + ((unit * chunks + chunk) * 128 + n % 128)
-    copies: gl.constexpr = PARTS if GROUP > 0 else 1
-    g = gl.arange(0, copies * (count // 4), groups_layout)
-    unit_g = first_unit + _unit(g // 32 % WARPS, g // (half // 4) % HALVES, WARPS, HALVES, PRODUCTS)
-    own_g = unit_g < last_unit
-    group = g * 0
-    if GROUP > 0:
-        group = (g // (count // 4) * part_chunks + g // (32 * WARPS) % part_chunks) * CHUNK_COLUMNS // GROUP
-    groups_at = unit_g * 8 + g % 32 // 4 + group * (units * 8)
-    token = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout))
-    column = gl.arange(0, step_columns, gl.SliceLayout(0, x_layout))
-    # Offsets inside a tile fit 32 bits, which halves the registers they take.
-    x_at = x + first_token.to(gl.int64) * x_stride + (token[:, None] * x_stride + column[None, :])
+    token = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout(WARPS)))
     present = (token < rows - first_token)[:, None]
-
-    shared: gl.constexpr = STAGES if GROUP > 0 else 1
-    codes_room = gl.allocate_shared_memory(gl.int32, [STAGES, PARTS * count], flat)
-    scales_room = gl.allocate_shared_memory(scales.dtype.element_ty, [shared, copies * (count // 4)], flat)
-    zeros_room = gl.allocate_shared_memory(gl.float32, [shared if ZEROS else 1, copies * (count // 4)], flat)
-    x_room = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, step_columns], gl.NVMMASharedLayout(128, 16, 2))
-    scale = gl.full([count // 4], 0, scales.dtype.element_ty, groups_layout)
-    zero = gl.full([count // 4], ZERO, gl.float32, groups_layout)
-    if GROUP == 0:
-        scale = gl.load(scales + groups_at, mask=own_g, other=0)
-        if ZEROS:
-            zero = gl.load(zeros + groups_at, mask=own_g, other=0)
-
-    # Weights are there before the kernel in front of this one has ended.
-    for early in gl.static_range(STAGES - 2):
-        _copy_weights(
-            early, early, codes_at, groups_at, scales, zeros, own, own_g, chunk, group, codes_room, scales_room,
-            zeros_room, chunks, groups, units * 8, PARTS * part_chunks, step_groups, ZEROS,
-        )  # fmt: skip
-    gdc_wait()
-    for early in gl.static_range(STAGES - 2):
-        inside = present & (early * step_columns + column < inputs)[None, :]
-        async_copy.async_copy_global_to_shared(x_room.index(early), x_at + early * step_columns, mask=inside)
-        async_copy.commit_group()
-
-    sums = gl.zeros([16 * WARPS, TOKENS], gl.float32, sums_layout)
-    before = gl.zeros([16 * WARPS, PART_COLUMNS], gl.bfloat16, operand)
-    # Two parts in a round, so that operands under way and those that are decoded have registers of their own.
-    for start in range(0, gl.cdiv(inputs, step_columns), 3 - PARTS):
-        for turn in gl.static_range(3 - PARTS):
-            step = start + turn
-            stage = step % STAGES
-            async_copy.wait_group(STAGES - 3)  # and a barrier, which the compiler adds
-            words = _values(codes_room, stage, 0, count, words_layout)
-            more = words if PARTS == 1 else _values(codes_room, stage, PARTS - 1, count, words_layout)
-            more_scale, more_zero = scale, zero
-            if GROUP > 0:
-                scale = _values(scales_room, stage, 0, count // 4, groups_layout)
-                more_scale = scale if PARTS == 1 else _values(scales_room, stage, 1, count // 4, groups_layout)
-                if ZEROS:
-                    zero = _values(zeros_room, stage, 0, count // 4, groups_layout)
-                    more_zero = zero if PARTS == 1 else _values(zeros_room, stage, 1, count // 4, groups_layout)
-            # Products of the step two before this one are done in all warps: its stage is free.
-            ahead = step + STAGES - 2
-            free = ahead % STAGES
-            _copy_weights(
-                ahead, free, codes_at, groups_at, scales, zeros, own, own_g, chunk, group, codes_room, scales_room,
-                zeros_room, chunks, groups, units * 8, PARTS * part_chunks, step_groups, ZEROS,
-            )  # fmt: skip
-            begin = ahead * step_columns
-            inside = present & (begin + column < inputs)[None, :]
-            async_copy.async_copy_global_to_shared(x_room.index(free), x_at + begin, mask=inside)
-            async_copy.commit_group()
-            for part in gl.static_range(PARTS):
-                factors = _spread(scale if part == 0 else more_scale, count, words_layout)
-                points = _spread(_points(zero if part == 0 else more_zero, NUMBER), count, words_layout)
-                values = decoded_operand(
-                    words if part == 0 else more, factors, points, NUMBER, PAIRED, WARPS, HALVES, part_chunks, operand
-                )  # fmt: skip
-                tile = x_room.index(stage).slice(part * PART_COLUMNS, PART_COLUMNS, 1).permute((1, 0))
-                sums = warpgroup_mma(values, tile, sums, is_async=True)
-                sums, before = warpgroup_mma_wait(1, deps=[sums, before])
-                before = values
-    result = warpgroup_mma_wait(0, deps=[sums])
+    corner = x + first_token.to(gl.int64) * x_stride
+    result = streamed_sums(
+        corner, token[:, None] * x_stride, present, codes, scales, zeros, first_unit, last_unit, inputs, units, chunks,
+        groups, TOKENS, STAGES, PARTS, PART_COLUMNS, WARPS, HALVES, PRODUCTS, CHUNK_COLUMNS, NUMBER, PAIRED, GROUP,
+        ZERO, ZEROS,
+    )  # fmt: skip
     _store(
         result, out, bias, residual, first, end, first_token, rows, out_stride, residual_stride, TOKENS, HALVES,
         PRODUCTS, scratch,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from slipstream_kernels.ops.quantised_weight import (
+    PAIRED,
     Number,
     QuantisedWeight,
     halves,
@@ -32,7 +33,7 @@ GROUPS: dict[Number, tuple[int, ...]] = {"e4m3": (64, 128), "int8": (64, 128), "
 
 def chunk_of(number: Number) -> int:
     """Columns of a chunk."""
-    return 128 if number == "int4" else 64
+    return 128 if number in PAIRED else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def pack(weight: QuantisedWeight, form: PackedForm | None = None) -> PackedWeigh
     assert (form.number, form.inputs) == (weight.number, inputs)
     assert form.zeros or not own.zeros
     made = form.empty(weight.codes.device)
-    made.codes.copy_(_words(halves(weight.codes) if form.number == "int4" else weight.codes, form))
+    made.codes.copy_(words_of(halves(weight.codes) if form.number in PAIRED else weight.codes, form.number))
     made.scales[:, :outputs] = regrouped(weight.scales.float(), weight, form.group or inputs).t()
     if made.zeros is not None:
         if weight.zeros is None:
@@ -159,8 +160,8 @@ def pack(weight: QuantisedWeight, form: PackedForm | None = None) -> PackedWeigh
 def unpacked(weight: PackedWeight) -> QuantisedWeight:
     """The inverse of `pack`; scales are float32."""
     outputs, inputs = weight.shape
-    codes = _codes(weight.codes, weight.form)[:outputs, :inputs]
-    codes = paired(codes) if weight.form.number == "int4" else codes.contiguous()
+    codes = codes_of(weight.codes, weight.form.number)[:outputs, :inputs]
+    codes = paired(codes) if weight.form.number in PAIRED else codes.contiguous()
     scales = scales_of(weight)[:, :outputs].t().contiguous()
     zeros = None if weight.zeros is None else weight.zeros[:, :outputs].t().to(torch.int16).contiguous()
     return QuantisedWeight(weight.form.number, codes, scales, zeros, weight.form.group or inputs)
@@ -171,29 +172,28 @@ def scales_of(weight: PackedWeight) -> torch.Tensor:
     return (weight.scales << 16).view(torch.float32) if weight.paired else weight.scales
 
 
-def _split(form: PackedForm) -> tuple[int, ...]:
-    """Sizes of (unit, row r, chunk, p, s, h, c, e)."""
-    chunk = chunk_of(form.number)
-    return form.units, UNIT, form.chunks, 2, chunk // 32, 2, 4, 2
+def _split(number: Number) -> tuple[int, ...]:
+    """Sizes of (row r, chunk, p, s, h, c, e) of a unit; as many chunks as there are."""
+    return UNIT, -1, 2, chunk_of(number) // 32, 2, 4, 2
 
 
-def _words(codes: torch.Tensor, form: PackedForm) -> torch.Tensor:
-    """Of uint8 codes [N, K]."""
-    whole = torch.zeros(
-        form.units * UNIT, form.chunks * chunk_of(form.number), dtype=torch.uint8, device=codes.device
-    )  # fmt: skip
+def words_of(codes: torch.Tensor, number: Number) -> torch.Tensor:
+    """int32 [units, chunks, WORDS] of uint8 codes [N, K]; codes beyond N and K are 0."""
+    chunk = chunk_of(number)
+    units, chunks = -(-codes.shape[0] // UNIT), -(-codes.shape[1] // chunk)
+    whole = torch.zeros(units * UNIT, chunks * chunk, dtype=torch.uint8, device=codes.device)
     whole[: codes.shape[0], : codes.shape[1]] = codes
-    places = whole.view(_split(form)).permute(0, 2, 1, 6, 3, 7, 4, 5).reshape(form.units, form.chunks, WORDS, -1)
-    if form.number == "int4":
+    places = whole.view(units, *_split(number)).permute(0, 2, 1, 6, 3, 7, 4, 5).reshape(units, chunks, WORDS, -1)
+    if number in PAIRED:
         places = places[..., ::2] | places[..., 1::2] << 4
     return places.contiguous().view(torch.int32).squeeze(-1)
 
 
-def _codes(words: torch.Tensor, form: PackedForm) -> torch.Tensor:
-    """The inverse of `_words`, with rows and columns beyond the weight's own."""
+def codes_of(words: torch.Tensor, number: Number) -> torch.Tensor:
+    """The inverse of `words_of`, with the codes beyond N and K."""
     places = words.contiguous().unsqueeze(-1).view(torch.uint8)
-    if form.number == "int4":
+    if number in PAIRED:
         places = torch.stack((places & 15, places >> 4), -1)
-    units, rows, chunks, p, s, h, c, e = _split(form)
-    order = places.reshape(units, chunks, rows, c, p, e, s, h).permute(0, 2, 1, 4, 6, 7, 3, 5)
-    return order.reshape(units * rows, -1)
+    rows, _, p, s, h, c, e = _split(number)
+    order = places.reshape(*words.shape[:2], rows, c, p, e, s, h).permute(0, 2, 1, 4, 6, 7, 3, 5)
+    return order.reshape(len(words) * rows, -1)
