@@ -40,6 +40,7 @@ from slipstream_kernels.ops.gpu.experts.group_rows import (
     most_blocks,
     tokens_of,
 )
+from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts
 from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts
 from slipstream_kernels.ops.gpu.experts.route_experts import route_experts, route_experts_reference
 from slipstream_kernels.ops.gpu.linear import gated_linear, linear
@@ -73,6 +74,10 @@ SHAPES = (
 SMALL = (MixtureShape("small", 64, 6, 2, 48), MixtureShape("small, MXFP4", 64, 6, 2, 96, "e2m1", 32))
 
 
+_EXPONENT = 127
+"""Of a scale of 1."""
+
+
 class Scene:
     """One layer's weights, and rows with their scores."""
 
@@ -93,12 +98,18 @@ def random_experts(shape: MixtureShape, sizes: tuple[int, int, int], device: tor
     scale = float(sizes[2]) ** -0.5
     if shape.number is None:
         return torch.randn(sizes, device=device, dtype=torch.bfloat16).mul_(scale)
+    if shape.number == "e2m1":
+        held = Mxfp4Experts.empty(sizes, device)
+        middle = _EXPONENT + round(math.log2(scale / 3))
+        held.codes.view(torch.uint8).random_(0, 256)
+        held.exponents.view(torch.uint8).random_(middle - 1, middle + 2)
+        return held
     packed = PackedExperts.empty(shape.number, sizes, shape.group, device, zeros=False)
     packed.codes.random_(0, 256)
     if shape.number == "e4m3":
         packed.codes[(packed.codes & 0x7F) == 0x7F] = 0x80
     exponents = torch.randint(-1, 2, packed.scales.shape, device=device)
-    packed.scales.copy_(2.0 ** (exponents + round(math.log2(scale / (3 if shape.number == "e2m1" else 100)))))
+    packed.scales.copy_(2.0 ** (exponents + round(math.log2(scale / 100))))
     return packed
 
 
@@ -191,7 +202,7 @@ def plain_products(layer: Layer, *, gated: bool) -> torch.Tensor:
         pairs = (experts == expert).nonzero().flatten()
         part = torch.empty(len(pairs), out.shape[1], dtype=out.dtype, device=out.device)
         op, weight = (gated_linear, scene.gate_up) if gated else (linear, scene.down)
-        op(x[pairs], weight.decoded(expert) if isinstance(weight, PackedExperts) else weight[expert], part)
+        op(x[pairs], weight[expert] if isinstance(weight, torch.Tensor) else weight.decoded(expert), part)
         out[pairs] = part
     return out
 

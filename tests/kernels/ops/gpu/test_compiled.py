@@ -73,10 +73,10 @@ constants = dict(
 )
 for kernel in (_combine, _route, _scale_queries, _expert_linear):
     for number in ("", "e4m3", "e2m1") if kernel is _expert_linear else ("",):
-        own = constants | {"NUMBER": number} | ({"PER_BYTE": 2, "GROUP": 32} if number == "e2m1" else {})
+        own = constants | {"NUMBER": number}
         names = kernel.arg_names
         of = types | ({"outputs": "i32"} if kernel is _expert_linear else {}) | ({"weight": "*u8"} if number else {})
-        of |= {"scales": "*bf16"} if number == "e2m1" else {}
+        of |= {"weight": "*i32", "scales": "*i32"} if number == "e2m1" else {}
         signature = {name: "constexpr" if name in own else of.get(name, "i32") for name in names}
         chosen = {(names.index(name),): value for name, value in own.items() if name in names}
         target = GPUTarget("cuda", 90, 32)
@@ -92,3 +92,35 @@ def test_a_mixture_of_weighed_inputs_compiles() -> None:
     expected = ["_combine", "_route", "_scale_queries", "_expert_linear", "_expert_linear", "e4m3"]
     expected += ["_expert_linear", "e2m1"]
     assert done.stdout.split() == expected, done.stderr[-2000:]
+
+
+STREAMED = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from slipstream_kernels.ops.gpu.experts.hopper_experts import _hopper_experts, constants_of
+
+types = {"x": "*bf16", "out": "*bf16", "bias": "*bf16", "factors": "*fp32"}
+types |= dict.fromkeys(("codes", "exponents", "ids", "order", "blocks"), "*i32")
+names = _hopper_experts.arg_names
+for tokens in (16, 32, 64, 128):
+    constants, warps = constants_of(tokens, products=2, grouped=True, limit=7.0)
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    chosen = {(names.index(name),): value for name, value in constants.items()}
+    wide = [name for name in types if name != "factors"] + ["outputs", "inputs", "x_stride", "out_stride"]
+    known = {(names.index(name),): [["tt.divisibility", 16]] for name in wide}
+    source = GluonASTSource(_hopper_experts, signature, chosen, known)
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    text = made.asm["ptx"]
+    print(tokens, made.metadata.shared <= 227 * 1024, "wgmma.mma_async" in text, "st.shared" in text)
+"""
+
+
+def test_experts_of_four_bits_are_decoded_to_registers() -> None:
+    """What is decoded goes to no other thread: nothing is written to shared memory but by copies."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", STREAMED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    expected = [f"{tokens} True True False" for tokens in (16, 32, 64, 128)]
+    assert done.stdout.splitlines() == expected, done.stderr[-2000:]

@@ -15,9 +15,11 @@ from slipstream_kernels.models.checkpoint.tensor_names import stored_name
 from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor, Place, quantised_part
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.experts.expert_linear import ExpertMatrix
+from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts, exponents_of
 from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts, can_pack_experts
 from slipstream_kernels.ops.gpu.gate_up import gate_up_views
-from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight
+from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, words_of
+from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight, halves
 
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)\.(weight|bias)")
 _GATE_UP, _DOWN = PARTS[:2], PARTS[2:]
@@ -25,7 +27,7 @@ _GATE_UP, _DOWN = PARTS[:2], PARTS[2:]
 
 @dataclass(frozen=True, slots=True)
 class ExpertPacking:
-    """How a weight of experts is packed: see `PackedExperts`."""
+    """How a weight of experts is packed: see `PackedExperts`, and of e2m1 `Mxfp4Experts`."""
 
     number: Number
     group: int
@@ -53,6 +55,26 @@ class PackedPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Mxfp4Place:
+    """A part of `Mxfp4Experts`: int32 codes [units, chunks, WORDS], exponents [chunks, units, UNIT]; axis as above."""
+
+    codes: torch.Tensor
+    exponents: torch.Tensor
+    axis: int
+
+    def fill(self, tensor: AnyTensor, shard: Shard) -> None:
+        """Write the rank's part of a quantised weight here."""
+        assert isinstance(tensor, QuantisedWeight)
+        part = quantised_part(tensor, self.axis, shard)
+        self.codes.copy_(words_of(halves(part.codes), "e2m1"))
+        self.exponents.copy_(exponents_of(part.scales).unflatten(1, self.exponents.shape[1:]))
+
+
+ExpertPlace = PackedPlace | Mxfp4Place
+"""A part of an expert's weights that are not in bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """Contiguous, bfloat16 but for packed experts; each rank has an equal part of every expert's intermediate size."""
 
@@ -76,6 +98,8 @@ class ExpertWeights:
         def matrix(shape: tuple[int, int, int], packing: ExpertPacking | None) -> ExpertMatrix:
             if packing is None:
                 return torch.empty(shape, dtype=torch.bfloat16, device=device)
+            if packing.number == "e2m1":
+                return Mxfp4Experts.empty(shape, device)
             return PackedExperts.empty(packing.number, shape, packing.group, device, zeros=packing.zeros)
 
         gate_up, down = _matrices(shard)
@@ -85,7 +109,7 @@ class ExpertWeights:
             **{name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape in _others(shard).items()},
         )
 
-    def place(self, name: str) -> Place | PackedPlace | None:
+    def place(self, name: str) -> Place | ExpertPlace | None:
         """Where a tensor of the layer goes, by its name within it; None: it is none of these."""
         count = len(self.gate_up)
         whole = {
@@ -108,6 +132,8 @@ class ExpertWeights:
         weight = self.down if part == 2 else self.gate_up
         if isinstance(weight, PackedExperts):
             return _packed_place(weight, expert, part)
+        if isinstance(weight, Mxfp4Experts):
+            return _mxfp4_place(weight, expert, part)
         return Place.of(weight[expert], 1) if part == 2 else Place.gate_up(weight[expert])[part]
 
 
@@ -119,6 +145,14 @@ def _packed_place(weight: PackedExperts, expert: int, part: int) -> PackedPlace:
     assert codes is not None
     assert scales is not None
     return PackedPlace(codes, scales, zeros, 1 if part == 2 else 0)
+
+
+def _mxfp4_place(weight: Mxfp4Experts, expert: int, part: int) -> Mxfp4Place:
+    """Groups of gate and up that take turns are units."""
+    codes, exponents = weight.codes[expert], weight.exponents[expert].unflatten(1, (-1, UNIT))
+    if part == 2:
+        return Mxfp4Place(codes, exponents, 1)
+    return Mxfp4Place(codes[part::2], exponents[:, part::2], 0)
 
 
 @cache

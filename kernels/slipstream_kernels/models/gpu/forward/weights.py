@@ -15,8 +15,8 @@ from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tensor_names import SINKS
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, iterate_weights
 from slipstream_kernels.models.gpu.forward.expert_weights import (
+    ExpertPlace,
     ExpertWeights,
-    PackedPlace,
     decoded_experts,
     expert_bytes,
 )
@@ -266,7 +266,7 @@ def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, AnyTensor]], title: 
             _place(weights, name).fill(tensor, shard)
 
 
-def _place(weights: GpuWeights, name: str) -> Place | PackedPlace:
+def _place(weights: GpuWeights, name: str) -> Place | ExpertPlace:
     """Where a tensor of the checkpoint goes."""
     if not name.startswith(_LAYERS):
         return {

@@ -7,6 +7,7 @@ one expert.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,20 +16,26 @@ import triton.language as tl
 
 from slipstream_kernels.ops.experts.clamped_swiglu import SLOPE, clamped_swiglu_reference
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups
+from slipstream_kernels.ops.gpu.experts.hopper_experts import hopper_experts
+from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts, mxfp4_sums
 from slipstream_kernels.ops.gpu.experts.packed_experts import DEPTH, PackedExperts, packed_sums, zero_of
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.linear_epilogue import gate_and_up, gated_sums
 from slipstream_kernels.ops.gpu.linear_stream import chained_sums
 from slipstream_kernels.ops.gpu.linear_tile import Tile
+from slipstream_kernels.ops.gpu.packed.fragments import ROWS
+from slipstream_kernels.ops.gpu.packed.packed_linear import has_hopper_stream
+from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT
+from slipstream_kernels.ops.gpu.packed.packed_weight import WORDS as FRAGMENT_WORDS
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.tuning import filled
 from slipstream_kernels.ops.quantised_weight import PAIRED
 
-ExpertMatrix = torch.Tensor | PackedExperts
+ExpertMatrix = torch.Tensor | PackedExperts | Mxfp4Experts
 """Weights of all experts, in bfloat16 or packed."""
 
-_SLOPE = tl.constexpr(SLOPE)
+_SLOPE, _UNIT, _WORDS = tl.constexpr(SLOPE), tl.constexpr(UNIT), tl.constexpr(FRAGMENT_WORDS)
 _ROOM, _SHARED_ROOM = 200 * 1024, 104 * 1024
 """Bytes of shared memory for the stages of a program, and of one of two on a multiprocessor."""
 
@@ -81,7 +88,8 @@ def _expert_linear(
 ) -> None:
     """`share` outputs of one block of pairs, or of one pair where not GROUPED; `of_row` pairs have one row of x.
 
-    Where NUMBER is not empty `weight` are codes: see `packed_experts`.
+    Where NUMBER is not empty `weight` are codes: see `packed_experts`, and of e2m1 `mxfp4_experts`, whose exponents are
+    `scales`, with a group for each chunk.
     """
     release_next()
     tiles = tl.cdiv(outputs, share)
@@ -108,6 +116,20 @@ def _expert_linear(
     if NUMBER == "":
         rows_at = weight + rows * inputs
         sums = chained_sums(x_at, rows_at, present[:, None], own[:, None], depth, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
+    elif NUMBER == "e2m1":
+        units = outputs * PRODUCTS // _UNIT
+        of_expert = expert.to(tl.int64) * groups
+        sums = mxfp4_sums(
+            x_at,
+            weight + of_expert * (units * _WORDS),
+            scales + of_expert * (outputs * PRODUCTS),
+            present[:, None],
+            first * PRODUCTS // _UNIT,
+            units,
+            depth,
+            groups,
+            TOKENS,
+        )
     else:
         sums = packed_sums(
             x_at,
@@ -145,11 +167,14 @@ def expert_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
     return filled(Tile(min(128 // products, outputs), tokens, 64, 1), gated, _ROOM)
 
 
-def packed_tile(outputs: int, tokens: int, *, gated: bool, paired: bool) -> Tile:
-    """The same for packed weights, of which few columns are decoded at a time. paired: two codes share a byte."""
+def packed_tile(outputs: int, tokens: int, *, gated: bool, number: str) -> Tile:
+    """The same for packed weights, of which few columns are decoded at a time."""
     products = 2 if gated else 1
+    if number == "e2m1":
+        return Tile(ROWS // products, tokens, DEPTH, 1)
     weight_rows = 64 if tokens <= 64 else 128
-    return Tile(min(weight_rows // products, outputs), tokens, DEPTH, 1 if paired else 3, 4 if tokens <= 64 else 8)
+    stages = 1 if number in PAIRED else 3
+    return Tile(min(weight_rows // products, outputs), tokens, DEPTH, stages, 4 if tokens <= 64 else 8)
 
 
 def expert_linear(
@@ -176,41 +201,44 @@ def expert_linear(
     """
     pairs, outputs, inputs = ids.numel(), out.shape[1], x.shape[1]
     assert x.stride(1) == out.stride(1) == 1
-    packed = weight if isinstance(weight, PackedExperts) else None
-    stored = weight.codes if isinstance(weight, PackedExperts) else weight
-    assert stored.is_contiguous()
     assert tuple(weight.shape[1:]) == (outputs * (2 if gated else 1), inputs)
     assert len(out) == pairs
-    assert bias is None or bias.shape == stored.shape[:2]
+    assert bias is None or bias.shape == weight.shape[:2]
     assert factors is None or (factors.numel() == pairs and factors.is_contiguous())
     assert pairs % len(x) == inputs % 16 == x.stride(0) % 8 == 0
+    if isinstance(weight, Mxfp4Experts) and has_hopper_stream():
+        hopper_experts(x, weight, out, ids, groups, is_gated=gated, bias=bias, limit=limit, factors=factors)
+        return
+    stored = _stored(weight)
+    assert stored.codes.is_contiguous()
     tokens = 16 if groups is None else groups.tokens
-    if tile is None and packed is not None:
-        tile = packed_tile(outputs, tokens, gated=gated, paired=packed.number in PAIRED)
+    if tile is None and stored.number:
+        tile = packed_tile(outputs, tokens, gated=gated, number=stored.number)
     tile = tile or expert_tile(outputs, tokens, gated=gated)
     assert groups is None or tile.tokens == groups.tokens
+    assert stored.number != "e2m1" or tile.weight_rows(gated) == ROWS
     blocks = pairs if groups is None else len(groups.blocks)
     launch(
         _expert_linear,
         (blocks * triton.cdiv(outputs, tile.outputs),),
         x,
-        stored,
+        stored.codes,
         out,
         ids,
         ids if groups is None else groups.order,
         ids if groups is None else groups.blocks,
-        stored if bias is None else bias,
-        stored if factors is None else factors,
-        stored if packed is None else packed.scales,
-        stored if packed is None or packed.zeros is None else packed.zeros,
+        stored.codes if bias is None else bias,
+        stored.codes if factors is None else factors,
+        stored.scales,
+        stored.codes if stored.zeros is None else stored.zeros,
         tile.outputs,
         outputs,
         inputs,
         x.stride(0),
         out.stride(0),
         pairs // len(x),
-        len(stored),
-        0 if packed is None else packed.scales.shape[2],
+        len(weight),
+        stored.groups,
         warps=tile.warps,
         stages=tile.stages,
         WEIGHT_ROWS=tile.weight_rows(gated),
@@ -223,12 +251,34 @@ def expert_linear(
         FACTORS=factors is not None,
         LIMIT=limit,
         WORDS=WORDS,
-        NUMBER="" if packed is None else packed.number,
-        PER_BYTE=2 if packed is not None and packed.number in PAIRED else 1,
-        GROUP=0 if packed is None else packed.group,
-        ZERO=0.0 if packed is None else zero_of(packed),
-        ZEROS=packed is not None and packed.zeros is not None,
+        NUMBER=stored.number,
+        PER_BYTE=2 if stored.number in PAIRED else 1,
+        GROUP=stored.group,
+        ZERO=stored.zero,
+        ZEROS=stored.zeros is not None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a kernel is told of a weight: number is empty of bfloat16; groups: of a row, or chunks of e2m1."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+    groups: int = 0
+    number: str = ""
+    group: int = 0
+    zero: float = 0.0
+
+
+def _stored(weight: ExpertMatrix) -> _Stored:
+    if isinstance(weight, PackedExperts):
+        form = weight.scales.shape[2], weight.number, weight.group, zero_of(weight)
+        return _Stored(weight.codes, weight.scales, weight.zeros, *form)
+    if isinstance(weight, Mxfp4Experts):
+        return _Stored(weight.codes, weight.exponents, None, weight.exponents.shape[1], "e2m1")
+    return _Stored(weight, weight)
 
 
 def expert_linear_reference(
@@ -249,7 +299,7 @@ def expert_linear_reference(
     rows = x.repeat_interleave(len(experts) // len(x), 0)
     for expert in experts[experts < len(weight)].unique():
         pairs = experts == expert
-        whole = weight.decoded(int(expert)) if isinstance(weight, PackedExperts) else weight[int(expert)]
+        whole = weight[int(expert)] if isinstance(weight, torch.Tensor) else weight.decoded(int(expert))
         sums = rows[pairs].double() @ whole.double().T
         if factors is not None:
             sums *= factors.flatten()[pairs].double()[:, None]

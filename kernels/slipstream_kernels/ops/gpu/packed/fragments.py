@@ -37,7 +37,7 @@ def groups_at(
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tl.tensor:
-    """float32 [CHUNKS * 1024]: the scale, or the zero point, of each of the words; `count`: groups of a row."""
+    """[CHUNKS * 1024]: the scale, or the zero point, of each of the words; `count`: groups of a row."""
     n = tl.arange(0, CHUNKS * 1024)
     unit = first + n // 128 % 4 * 2 + n // (512 * CHUNKS)
     group = (chunk + n // 512 % CHUNKS) * COLUMNS // GROUP if GROUP > 0 else n * 0
@@ -49,9 +49,15 @@ def groups_at(
 def _plane(
     words: tl.tensor, scales: tl.tensor, zeros: tl.tensor, NUMBER: tl.constexpr, PLANE: tl.constexpr
 ) -> tl.tensor:
-    """bfloat16 of the codes at one place of each word."""
-    bits: tl.constexpr = 4 if NUMBER == "int4" else 8
+    """bfloat16 of the codes at one place of each word. Of e2m1, scales hold the exponents of both halves of a word."""
+    bits: tl.constexpr = 4 if NUMBER == "int4" or NUMBER == "e2m1" else 8
     code = (words >> (bits * PLANE)) & ((1 << bits) - 1)
+    if NUMBER == "e2m1":
+        # The bits of e2m1 are those of e5m2 but for its further exponents, whose bias is greater by 14.
+        wide = ((code & 8) << 4) | ((code & 7) << 1)
+        exponent = (scales >> (8 * (PLANE // 4))) & 0xFF
+        scale = (exponent << 23).to(tl.float32, bitcast=True)
+        return rounded(wide.to(tl.uint8).to(tl.float8e5, bitcast=True).to(tl.float32) * 16384.0 * scale, tl.bfloat16)
     if NUMBER == "e4m3":
         return rounded(code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32) * scales, tl.bfloat16)
     return rounded((code.to(tl.float32) - zeros) * scales, tl.bfloat16)
@@ -66,17 +72,22 @@ def decoded_tile(
     PAIRED: tl.constexpr,
     CHUNKS: tl.constexpr,
 ) -> tl.tensor:
-    """bfloat16 [ROWS, columns] of the words that `words_at` loads, rows and columns in order."""
-    if PAIRED:
+    """bfloat16 [ROWS, columns] of the words that `words_at` loads, rows and columns in order.
+
+    scales of e2m1: int32, the exponents of a row's 32 columns each, 127 too large, from the lowest byte on.
+    """
+    if NUMBER == "e2m1":
+        scales = scales >> (tl.arange(0, CHUNKS * 1024) % 4 // 2 * 16)
+    elif PAIRED:
         scales = (scales << 16).to(tl.float32, bitcast=True)
     low = tl.join(_plane(words, scales, zeros, NUMBER, 0), _plane(words, scales, zeros, NUMBER, 2))
     high = tl.join(_plane(words, scales, zeros, NUMBER, 1), _plane(words, scales, zeros, NUMBER, 3))
-    if NUMBER == "int4":
+    if NUMBER == "int4" or NUMBER == "e2m1":
         more = tl.join(_plane(words, scales, zeros, NUMBER, 4), _plane(words, scales, zeros, NUMBER, 6))
         low = tl.permute(tl.join(low, more), (0, 2, 1))
         more = tl.join(_plane(words, scales, zeros, NUMBER, 5), _plane(words, scales, zeros, NUMBER, 7))
         high = tl.permute(tl.join(high, more), (0, 2, 1))
-    places: tl.constexpr = 4 if NUMBER == "int4" else 2
+    places: tl.constexpr = 4 if NUMBER == "int4" or NUMBER == "e2m1" else 2
     tile = tl.reshape(tl.join(low, high), (2, CHUNKS, 4, 8, 4, 2, 2, places, 2))
     # (half, chunk, warp, row, c, p, e, s, h) to (warp, half, row; chunk, p, s, h, c, e)
     return tl.reshape(tl.permute(tile, (2, 0, 3, 1, 5, 7, 8, 4, 6)), (64, CHUNKS * 32 * places))

@@ -70,7 +70,7 @@ def _stream(
     *,
     gated: bool,
 ) -> None:
-    run = hopper_stream if _has_hopper_stream() else packed_stream
+    run = hopper_stream if has_hopper_stream() else packed_stream
     run(x, weight, out, bias, residual, tile, gated)
 
 
@@ -131,7 +131,8 @@ def decodes_in_registers(weight: PackedWeight, rows: int, *, gated: bool) -> boo
 
 
 @cache
-def _has_hopper_stream() -> bool:
+def has_hopper_stream() -> bool:
+    """Whether the device has the asynchronous products of `hopper_sums`."""
     return not INTERPRETED and torch.cuda.get_device_capability() == (9, 0)
 
 

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream_kernels.ops.gpu.experts.expert_linear import expert_linear, expert_linear_reference
+from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups, group_rows, most_blocks
+from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts, exponents_of
+from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
+from support.quantised_weights import random_weight
+
+EXPERTS, CHOSEN = 3, 2
+
+
+def random_mxfp4(outputs: int, inputs: int, seed: int, powers_from: int = -8, powers_to: int = -4) -> QuantisedWeight:
+    """Every code, and powers of two."""
+    weight = random_weight("e2m1", outputs, inputs, group=32, seed=seed)
+    powers = torch.randint(
+        powers_from, powers_to + 1, weight.scales.shape, generator=torch.Generator().manual_seed(seed)
+    )
+    return QuantisedWeight("e2m1", weight.codes, (2.0**powers).bfloat16(), None, 32)
+
+
+def experts_of(parts: list[QuantisedWeight], device: torch.device) -> Mxfp4Experts:
+    made = Mxfp4Experts.empty((len(parts), *parts[0].shape), device)
+    for expert, part in enumerate(parts):
+        made.put(expert, part.to(device))
+    return made
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(8, 32), (48, 320), (16, 2880)])
+def test_what_is_put_is_decoded(outputs: int, inputs: int) -> None:
+    """Bit for bit, from the least scale to the greatest."""
+    parts = [random_mxfp4(outputs, inputs, seed, -126, 127) for seed in range(EXPERTS)]
+    held = experts_of(parts, torch.device("cpu"))
+    assert held.shape == (EXPERTS, outputs, inputs) and len(held) == EXPERTS
+    assert held.nbytes == EXPERTS * outputs * -(-inputs // 128) * 68
+    for expert, part in enumerate(parts):
+        assert torch.equal(held.decoded(expert).view(torch.int16), decode(part).view(torch.int16))
+
+
+def test_exponents_of_a_chunk_lie_in_a_word() -> None:
+    scales = torch.tensor([[2.0**-126, 1.0, 2.0, 2.0**127, 0.5]]).bfloat16()
+    assert exponents_of(scales).tolist() == [[1 | 127 << 8 | 128 << 16 | (254 << 24) - 2**32], [126]]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("tokens", [0, 16, 128])
+def test_its_products_are_those_of_the_decoded_weights(device: torch.device, gated: bool, tokens: int) -> None:
+    """Columns that fill no chunk, rows that fill no program, padding, biases, factors and a clamped gate."""
+    torch.manual_seed(tokens)
+    rows, outputs, inputs = {0: 3, 16: 5, 128: 40}[tokens], 40, 160
+    parts = [random_mxfp4(outputs * (2 if gated else 1), inputs, seed) for seed in range(EXPERTS)]
+    packed = experts_of(parts, device)
+    plain = torch.stack([decode(part) for part in parts]).to(device)
+    x = torch.randn(rows, inputs, device=device).bfloat16()
+    ids = torch.stack([torch.randperm(EXPERTS)[:CHOSEN].sort().values for _ in range(rows)]).to(device, torch.int32)
+    ids[1] = EXPERTS
+    groups = None
+    if tokens:
+        lines = torch.empty(most_blocks(ids.numel(), EXPERTS, tokens), WORDS, dtype=torch.int32, device=device)
+        groups = ExpertGroups(torch.empty(ids.numel(), dtype=torch.int32, device=device), lines, tokens)
+        group_rows(ids, groups, experts=EXPERTS)
+    bias = torch.randn(EXPERTS, plain.shape[1], device=device).bfloat16()
+    factors = torch.rand(rows, CHOSEN, device=device)
+    for options in ({}, {"bias": bias, "factors": factors}, {"bias": bias, "limit": 7.0}):
+        dtype = torch.bfloat16 if gated else torch.float32
+        found, expected, twin = (
+            torch.full((rows * CHOSEN, outputs), torch.nan, dtype=dtype, device=device) for _ in range(3)
+        )
+        expert_linear(x, packed, found, ids, groups, gated=gated, **options)
+        expert_linear(x, plain, expected, ids, groups, gated=gated, **options)
+        expert_linear_reference(x, packed, twin, ids, gated=gated, **options)
+        assert found[2:4].isnan().all()
+        there = torch.arange(len(found), device=device) // CHOSEN != 1
+        tolerance = 2**-7 if gated else 1e-5
+        torch.testing.assert_close(found[there], twin[there], rtol=tolerance, atol=1e-3)
+        torch.testing.assert_close(found[there], expected[there], rtol=tolerance, atol=1e-3)
+        if device.type == "cuda":
+            assert torch.equal(found[there], expected[there])
