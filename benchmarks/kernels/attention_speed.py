@@ -16,7 +16,7 @@ from slipstream_kernels.ops.attention_form import FULL
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS, prefill_attention
 from slipstream_kernels.ops.gpu.prefill_attention import STAGES as PREFILL_STAGES
-from slipstream_kernels.ops.gpu.prefix_attention import PROGRAMS, STAGES, prefix_attention
+from slipstream_kernels.ops.gpu.prefix_attention import PrefixPrograms, prefix_attention
 from slipstream_kernels.ops.gpu.tail_attention import tail_attention
 from slipstream_kernels.ops.gpu.tree_attention import STAGES as TREE_STAGES
 from slipstream_kernels.ops.gpu.tree_attention import tree_attention
@@ -28,8 +28,16 @@ HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 CACHE_BYTES = 400 << 20
 """KV that a graph reads before it comes to the same bytes again: several times any L2 cache."""
 REPLAYS = 15
-VARIANTS = ((64, 5, 132), (64, 5, 264), (64, 3, 264), (64, 3, 528), (128, 3, 132), (128, 3, 264), (128, 5, 132))
-"""(columns, stages, programs) of `prefix_attention` that are tried."""
+VARIANTS = (
+    *((64, PrefixPrograms(*each, None)) for each in ((132, 5), (264, 5), (264, 3), (528, 3))),
+    *((128, PrefixPrograms(*each, None)) for each in ((132, 3), (264, 3), (132, 5))),
+)
+"""Columns and programs of `prefix_attention` that are tried."""
+CODED_VARIANTS = tuple(
+    (64, PrefixPrograms(*each))
+    for each in ((264, 5, None), (264, 4, None), (396, 4, 168), (396, 5, 168), (528, 4, 128), (396, 2, 168))
+)
+"""The same for codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +149,9 @@ def decode_speed(
     partials = passes[0].partials()
     cuts = {width: passes[0].segments(width) for width in (64, 128)}
 
-    def prefix(width: int = columns, stages: int = STAGES, programs: int = PROGRAMS) -> None:
+    def prefix(width: int = columns, programs: PrefixPrograms | None = None) -> None:
         for one in passes:
-            prefix_attention(*_kv(one), *cuts[width], partials, columns=width, programs=programs, stages=stages)
+            prefix_attention(*_kv(one), *cuts[width], partials, columns=width, programs=programs)
 
     def tail() -> None:
         for one in passes:
@@ -169,10 +177,8 @@ def decode_speed(
 
     layer = 1e6 / len(passes)
     tried = {
-        f"{name}, {width} columns, stages {stages}, programs {programs}": round(
-            graph_time(partial(prefix, width, stages, programs)) * layer, 1
-        )
-        for width, stages, programs in (VARIANTS if variants else ())
+        f"{name}, {width} columns, {programs}": round(graph_time(partial(prefix, width, programs)) * layer, 1)
+        for width, programs in ((CODED_VARIANTS if coded else VARIANTS) if variants else ())
     }
     tried |= {
         f"{name}, tiles, stages {stages}": round(graph_time(partial(as_tiles, stages)) * layer, 1)

@@ -100,7 +100,14 @@ def written_otherwise(case: Case, fixed: tuple[float, float], device: str, rows:
 def measure() -> list[SpeedRow]:
     """Each of SPEEDS in bfloat16 and in codes."""
     return [
-        decode_speed(f"{name}, batch {batch} at {context}, {nodes} nodes", batch, context, nodes=nodes, coded=coded)
+        decode_speed(
+            f"{name}, batch {batch} at {context}, {nodes} nodes",
+            batch,
+            context,
+            nodes=nodes,
+            coded=coded,
+            variants=coded and batch > 1,
+        )
         for batch, context, nodes in SPEEDS
         for name, coded in (("bfloat16", False), ("fp8", True))
     ]

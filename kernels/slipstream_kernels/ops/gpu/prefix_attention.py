@@ -5,6 +5,8 @@ Rows that share a prefix (the nodes of a tree and its root) share the reading of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -43,12 +45,27 @@ from slipstream_kernels.ops.kv_cache.kv_codes import KVRows, rows_at
 PREFIX_COLUMNS = 64
 """Rows of a segment times heads of a group, at most."""
 
-PROGRAMS = 132 * 2
-"""Programs that share a launch's items: as many as an H200 holds at a time."""
+_MULTIPROCESSORS = 132
 
-STAGES = 5
-"""Of Triton's pipeline: two blocks are on their way while one is computed, their pages two blocks ahead of them."""
 
+@dataclass(frozen=True, slots=True)
+class PrefixPrograms:
+    """How a launch fills the GPU: a matter of time alone."""
+
+    programs: int
+    """That share a launch's items: as many as an H200 holds at a time."""
+    stages: int
+    """Of Triton's pipeline: two blocks are on their way while one is computed, their pages two blocks ahead of them."""
+    registers: int | None
+    """Of a thread at most, in tiles of 64 columns; None: as many as the compiler likes."""
+
+
+ROWS_PROGRAMS = PrefixPrograms(_MULTIPROCESSORS * 2, 5, None)
+"""Of bfloat16 rows, whose bytes bind."""
+CODES_PROGRAMS = PrefixPrograms(_MULTIPROCESSORS * 3, 4, 168)
+"""Of codes: what binds is how long a block takes from its bytes to its products, so that more are at work at a time."""
+
+_NARROW = 64
 _BLOCK = tl.constexpr(BLOCK)
 _NO_ITEM = tl.constexpr(2**31 - 1)
 
@@ -159,8 +176,7 @@ def prefix_attention(
     partials: AttentionPartials,
     *,
     columns: int,
-    programs: int = PROGRAMS,
-    stages: int = STAGES,
+    programs: PrefixPrograms | None = None,
     form: AttentionForm = FULL,
     depths: torch.Tensor | None = None,
 ) -> None:
@@ -173,18 +189,19 @@ def prefix_attention(
     [lines, pages]. int32 segments [S, 4]: first row, number of rows (0 for padding), line, prefix length; a segment
     has at most columns // (heads // kv_heads) rows. int32 item_offsets [S + 1]: cumulative number of splits that hold
     a block below the prefix's last. `columns`, 64 or 128, is the width of a program's products; it changes no bit, nor
-    do `programs` and `stages`. head_dim is one of HEAD_DIMS. No kernel of the same pass writes segments and offsets:
+    do `programs`. head_dim is one of HEAD_DIMS. No kernel of the same pass writes segments and offsets:
     they are read while those may still run.
     """
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
     k, v = pointers_of(keys), pointers_of(values)
+    cut = programs or (ROWS_PROGRAMS if k.scales is None else CODES_PROGRAMS)
     assert partials.l.shape[:2] == (rows, heads)
     assert depths is not None or not form.reach
     launch(
         _prefix_attention,
-        (programs,),
+        (cut.programs,),
         q,
         k.rows,
         k.scales,
@@ -210,8 +227,9 @@ def prefix_attention(
         SCALE=score_scale(head_dim, form),
         CAP=cap_scale(head_dim, form),
         REACH=form.reach,
-        STAGES=stages_of(stages, head_dim),
+        STAGES=stages_of(cut.stages, head_dim),
         warps=warps_of(columns),
+        maxnreg=cut.registers if columns == _NARROW else None,
     )
 
 
@@ -226,8 +244,7 @@ def prefix_attention_reference(
     partials: AttentionPartials,
     *,
     columns: int,
-    programs: int = PROGRAMS,  # noqa: ARG001  a twin takes what its kernel takes
-    stages: int = STAGES,  # noqa: ARG001  likewise
+    programs: PrefixPrograms | None = None,  # noqa: ARG001  a twin takes what its kernel takes
     form: AttentionForm = FULL,
     depths: torch.Tensor | None = None,
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 from benchmarks.kernels.attention_scenes import Pass, Scene, Vectors, relative_error
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials
 from slipstream_kernels.ops.gpu.position_splits import num_splits, own_block
-from slipstream_kernels.ops.gpu.prefix_attention import prefix_attention, prefix_attention_reference
+from slipstream_kernels.ops.gpu.prefix_attention import PrefixPrograms, prefix_attention, prefix_attention_reference
 
 TOKENS = 512
 
@@ -25,7 +25,7 @@ def states(attention: Pass, run, columns: int, padding: int = 3) -> AttentionPar
     partials = attention.partials()
     segments, offsets = attention.segments(columns, padding)
     kv = (attention.q, attention.keys, attention.values, attention.page_table, attention.page_size)
-    run(*kv, segments, offsets, partials, columns=columns, programs=5)
+    run(*kv, segments, offsets, partials, columns=columns, programs=PrefixPrograms(5, 5, None))
     return partials
 
 
