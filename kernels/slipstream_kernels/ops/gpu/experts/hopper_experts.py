@@ -143,7 +143,8 @@ def hopper_experts(
     factors: torch.Tensor | None,
 ) -> None:
     """`expert_linear` of a weight in MXFP4. Elements of x are numbered by 32 bits; rows begin at multiples of 16."""
-    assert x.stride(0) * len(x) < 2**31 and x.stride(0) % 16 == 0
+    assert x.stride(0) * len(x) < 2**31
+    assert x.stride(0) % 16 == 0
     products = 2 if is_gated else 1
     outputs, pairs = out.shape[1], ids.numel()
     constants, warps = constants_of(
