@@ -228,6 +228,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "tensor_parallel_h200x2": tensor_parallel,
     "exactness": exactness,
     "exactness_adapters": exactness_adapters,
+    "exactness_fp8_kv": exactness,
     "distribution": distribution,
     "acceptance": proposer_tables.acceptance,
     "proposers": proposer_tables.proposers,

@@ -17,7 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,11 +34,12 @@ from benchmarks.lib.report import machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_DRAFT_MODEL, DEMO_MODEL, ROOT
 from benchmarks.lib.runner import Answer, Runner, connect, verify_state
 from launcher.supervision.cluster import Cluster
+from slipstream_kernels.models.checkpoint.cache_scales import KV_DTYPES
 
 ORACLE_MINIMUM = 6.0
 ADAPTED_TEMPERATURES = (0.0, 1.0)
-ADAPTED_CONCURRENCIES = (1, 8, 64)
-ADAPTED_CROSSED = (8, 64)
+WIDE, WIDE_CROSSED = (1, 8, 64), (8, 64)
+"""Concurrencies with adapters or where --wide asks for them, and those under engine settings."""
 ADAPTER_RANKS = (8, 64, 16, 32)
 ADAPTER_STRENGTH = 0.3
 """What adapters add, beside the layers' own outputs: another text, of which drafters still guess some."""
@@ -56,13 +57,12 @@ class Exactness:
             hashlib.sha256(path.read_bytes()).digest() for path in sorted(self.model.glob("*.safetensors"))
         )
         names = (*cells.PROPOSERS, *(spec.partition(":")[0].partition("=")[0] for spec in options.proposer))
-        self.axes = (
-            Axes(names, ADAPTED_TEMPERATURES, ADAPTED_CONCURRENCIES, ADAPTED_CROSSED)
-            if options.adapters
-            else Axes(names)
-        )
-        adapted = [f"{options.adapters} adapters"] if options.adapters else []
-        chosen = " ".join([f"{options.limit} {self.tokens}", *options.proposer, *adapted])
+        axes = Axes(names, ADAPTED_TEMPERATURES, WIDE, WIDE_CROSSED) if options.adapters else Axes(names)
+        self.axes = replace(axes, concurrencies=WIDE, crossed=WIDE_CROSSED) if options.wide else axes
+        more = [f"{options.adapters} adapters"] if options.adapters else []
+        more += ["wide"] * options.wide
+        more += [f"keys and values in {options.kv_cache_dtype}"] if options.kv_cache_dtype != "auto" else []
+        chosen = " ".join([f"{options.limit} {self.tokens}", *options.proposer, *more])
         name = hashlib.sha256(content + weights + chosen.encode()).hexdigest()[:16]
         self.folder = ROOT / "benchmarks" / "out" / "exactness" / name
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -209,11 +209,13 @@ class Exactness:
     ) -> Cluster:
         # Trees are given time to arrive: what is tested is what trees do, not how fast they come.
         verify_args = [*engine.verify_args(num_pages), "--draft-deadline-ms", "250", "--log-level", "warning"]
+        verify_args += ["--kv-cache-dtype", self.options.kv_cache_dtype]
+        if max(self.axes.concurrencies) > max(Axes().concurrencies):
+            verify_args += ["--max-running", str(max(self.axes.concurrencies))]
         for name, folder in (self.adapters if adapters is None else adapters).items():
             verify_args += ["--lora-modules", f"{name}={folder}"]
         if self.adapters:
             verify_args += ["--max-lora-rank", str(max(ADAPTER_RANKS))]
-            verify_args += ["--max-running", str(max(self.axes.concurrencies))]
         return Cluster(self.model, draft=proposers, verify_args=verify_args, env={"PYTHONPATH": str(ROOT / "tests")})
 
     # --- Results ---
@@ -303,6 +305,7 @@ async def _measure(options: argparse.Namespace) -> int:
             "prompts": len(run.prompts),
             "tokens": options.tokens,
             "crossed": len({c.prompt.name for c in run.cases if c.crossed}),
+            "kv_cache_dtype": options.kv_cache_dtype,
         }
         scarce = [engine for engine in cells.cross_settings(quick=options.quick) if engine.scarce and cross]
         content = {
@@ -345,6 +348,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=0,
         help="ask each prompt also with so many random LoRA adapters, mixed in every batch; temperatures 0 and 1, "
         "concurrency 1, 8 and 64 (0: none)",
+    )
+    parser.add_argument(
+        "--wide",
+        action="store_true",
+        help="concurrency 1, 8 and 64, and 8 and 64 under engine settings, as with adapters",
+    )
+    parser.add_argument(
+        "--kv-cache-dtype", choices=KV_DTYPES, default="auto", help="as the verify service takes it (auto)"
     )
     parser.add_argument("--limit", type=int, help="use so many prompts, spread over the categories")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (64)")

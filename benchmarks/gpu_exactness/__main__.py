@@ -36,8 +36,10 @@ from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.local_loop import EngineConfig
 from benchmarks.local_engine.measured_model import make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import chat_token_ids, random_token_ids
+from slipstream_kernels.models.checkpoint.cache_scales import KV_DTYPES, kv_form
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
+from slipstream_kernels.models.kv_form import KVForm
 from slipstream_kernels.ops.gpu.cublaslt.choice import library_choice
 
 SEED = 20_240
@@ -91,7 +93,10 @@ def run_demo(options: argparse.Namespace, report: Report) -> None:
     parts = [Part(batch, len(cases)) for batch in options.batches if batch > 1]
     parts += [Part(1, options.single)] if 1 in options.batches else []
     weights = make_weights("folder", options.model, shape_of(options), options.device)
-    _run_cells("demo", options, report, cases, parts, weights, tokens=options.tokens, hashed=False, loops=options.loops)
+    form = kv_form(options.model, weights.shard.config, options.kv_cache_dtype)
+    _run_cells(
+        "demo", options, report, cases, parts, weights, form, tokens=options.tokens, hashed=False, loops=options.loops
+    )
 
 
 def run_logits(options: argparse.Namespace, report: Report) -> None:
@@ -106,7 +111,10 @@ def run_logits(options: argparse.Namespace, report: Report) -> None:
         for index, prompt in enumerate(random_token_ids(lengths, weights.shard.config.vocab_size, SEED))
     ]
     parts = [Part(len(cases), len(cases)), Part(7, len(cases)), Part(1, max(1, len(cases) // 4))]
-    _run_cells("logits", options, report, cases, parts, weights, tokens=options.logit_tokens, hashed=True, loops=1)
+    form = KVForm(fp8=options.kv_cache_dtype.startswith("fp8"))
+    _run_cells(
+        "logits", options, report, cases, parts, weights, form, tokens=options.logit_tokens, hashed=True, loops=1
+    )
 
 
 def _run_cells(
@@ -116,6 +124,7 @@ def _run_cells(
     cases: Sequence[Case],
     parts: Sequence[Part],
     weights: Any,
+    form: KVForm,
     *,
     tokens: int,
     hashed: bool,
@@ -123,7 +132,7 @@ def _run_cells(
 ) -> None:
     config = _config(options, cases, parts, tokens)
     begun = time.perf_counter()
-    models = [start_model(weights, config, mode="exact", hashed=hashed) for _ in range(loops)]
+    models = [start_model(weights, config, mode="exact", hashed=hashed, kv=form) for _ in range(loops)]
     run = ExactnessRun(models, config, cases, tokens)
     started = time.perf_counter() - begun
     referred = run.refer()
@@ -140,6 +149,7 @@ def _run_cells(
         "prompt_tokens": sum(len(case.prompt) for case in cases),
         "tokens": tokens,
         "loops": loops,
+        "kv_cache_dtype": form.name("bfloat16"),
         "parts": [{"batch": part.batch, "prompts": part.cases} for part in parts],
         "library_layers": library_layers(),
         "seconds": {"start": started, "reference": referred, "all": time.perf_counter() - begun},
@@ -196,6 +206,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", type=_list(str), default=list(PARTS), help=f"of {','.join(PARTS)} (all)")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="small model (the demo model)")
     parser.add_argument("--config", type=Path, help="folder of a config.json with the logits part's shapes (8B's)")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=[each for each in KV_DTYPES if each != "float32"],
+        default="auto",
+        help="of the parts demo and logits, as the verify service takes it (auto)",
+    )
     parser.add_argument("--device", default="cuda", help="cuda, or cpu: the ops' twins in torch (cuda)")
     parser.add_argument("--limit", type=int, help="prompts of the demo part (all)")
     parser.add_argument("--single", type=int, default=96, help="of these, how many run alone (96)")
