@@ -53,6 +53,7 @@ class HostTicket:
         self.logits: NDArray[np.float32] | None = None
         self.rows: IntArray | None = None
         self.scores: tuple[Any, Any, Any, Any] | None = None
+        self.awake = 0
         self.times = None  # a host has no clock of its own
         self.error: Exception | None = None
 
@@ -193,6 +194,7 @@ class HostModel:
             adapters=np.array([self._lines[line].adapter for line in plan.lines.tolist()], dtype=np.int32),
         )
         ticket.logits = np.array(self._model.forward(self._cache, batch))
+        ticket.awake = self._model.experts_awake
         if len(plan.scored):
             rows, tokens, tops = map(np.ascontiguousarray, plan.scored.T)
             ticket.scores = logprobs(self._model.last_logits(rows), tokens, int(tops.max()))

@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from slipstream_kernels.draft_protocol.records import RoundCost
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from slipstream_kernels.token_tree import TokenTree
 from support.verify_loop import ScriptedTrees, admitted
 from verify_service.core.acceptance import AcceptedPath
@@ -49,12 +51,17 @@ class Machine:
     passes: (requests, rows, seconds) of passes at a context of 1,024 tokens.
     text, level: of a draft round, before its first level and for each; a constant and what a request adds.
     host: from the end of a pass to the draft, and from the trees to the next pass, together 1.5 times this.
+    experts: of a mixture, whose passes are of rows that choose independently; `counts`: what the likeliest child of a
+    row, and a sibling of it, count as then. told: whether the engine tells how many experts passes wake.
     """
 
     passes: Sequence[tuple[int, int, float]] = H200
     text: tuple[float, float] = (0.15, 0.02)
     level: tuple[float, float] = (0.2, 0.023)
     host: tuple[float, float] = (0.15, 0.022)
+    experts: ExpertForm | None = None
+    counts: tuple[float, float] = (1.0, 1.0)
+    told: bool = True
 
     def draft_seconds(self, requests: int, levels: int) -> float:
         return 1e-3 * (_linear(self.text, requests) + levels * _linear(self.level, requests))
@@ -205,7 +212,7 @@ class Rounds:
             self.head.costs = costs
         measured = ((requests, rows, s * self._random.uniform(0.97, 1.03)) for requests, rows, s in machine.passes)
         self.drafting = SpeculationController(
-            self.head, self._memory, self._config, GoodputOptimizer(StepTimeModel(measured))
+            self.head, self._memory, self._config, GoodputOptimizer(StepTimeModel(measured, machine.experts))
         )
         self._states: list[RequestState] = []
         self._begun = 0
@@ -231,10 +238,10 @@ class Rounds:
     def rounds(self, steps: int) -> list[Round]:
         return [self._step() for _ in range(steps)]
 
-    def plain_seconds(self, requests: int, nodes: int = 0) -> float:
+    def plain_seconds(self, requests: int, nodes: float = 0) -> float:
         """Of a pass of so many requests without trees, or with some nodes, at the present context."""
         beyond = requests * (self.context - PROFILED_CONTEXT) * _KV_SECONDS
-        return self._costs.seconds(requests, nodes) + beyond
+        return float(self._costs.predict(requests, np.array([nodes], float))[0]) + beyond
 
     def share_of_plain(self, rounds: Iterable[Round]) -> float:
         """Tokens a second, as they are on average, over those of plain decoding at the present context."""
@@ -265,13 +272,14 @@ class Rounds:
         idle = self._clock.now - self._decided_at
         nodes = sum(item.num_rows - 1 for item in items)
         expected = sum(1 + self._on_average(item) for item in items)
-        seconds = self.plain_seconds(len(items), nodes) * self._random.uniform(0.97, 1.03)
+        rows, awake = self._independent(items, nodes)
+        seconds = self.plain_seconds(len(items), rows) * self._random.uniform(0.97, 1.03)
         # States are copied while a pass runs, at 5 GB/s, and read by the drafter on the same GPU.
         seconds = max(seconds, 2e-10 * self.head.sent) + 3e-11 * self.head.sent
         self._clock.now = self._decided_at = self._clock.now + seconds
         decisions = [VerifyResult(item, self._walk(item), 0) for item in items]
         self.drafting.settle_wait(idle)
-        self.drafting.observe_step(decisions, len(items), nodes, seconds)
+        self.drafting.observe_step(decisions, len(items), nodes, seconds, awake)
         going_on, output = [], 0
         for item, walk, *_ in decisions:
             state = item.state
@@ -287,6 +295,17 @@ class Rounds:
                 self._begin(self._tokens)
         self.drafting.send_commits(going_on, len(self._states))
         return Round(len(items), self._clock.now - begun, nodes, output, expected)
+
+    def _independent(self, items: Sequence[ScheduledRequest], nodes: int) -> tuple[float, int]:
+        """What a step's nodes count as, and how many experts its rows wake, by what is told."""
+        known = self.drafting.experts
+        if known is None:
+            return nodes, 0
+        children = sum(len(set(item.tree.parents)) for item in items if item.tree is not None)
+        first, other = self._machine.counts
+        rows = first * children + other * (nodes - children)
+        awake = known.independent(len(items) + rows) * self._random.uniform(0.97, 1.03)
+        return rows, int(awake) if self._machine.told else 0
 
     def _on_average(self, item: ScheduledRequest) -> float:
         """Nodes of its tree that are right, on average."""

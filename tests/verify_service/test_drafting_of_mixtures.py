@@ -1,13 +1,16 @@
 """What drafting decides where rows wake experts of their own, in virtual time: never worth less than plain decoding.
 
 Passes take the time of the bytes that they read: of n rows, each with k of E experts whatever the others have, a layer
-reads E (1 - (1 - k / E)^n) experts on average.
+reads E (1 - (1 - k / E)^n) experts on average. Nodes may count as less than such a row, by what their tree shares.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from support.virtual_rounds import Machine, Rounds
 
 TREE = (0.7, 0.1, 0.1, 0.05)
@@ -26,7 +29,8 @@ def mixture(experts: int, chosen: int, *, always: float, all_experts: float) -> 
     passes = [
         (requests, rows, seconds(rows)) for requests in (1, 4, 16, 64) for rows in _ROWS if 1 <= rows / requests <= 64
     ]
-    return Machine(passes, text=(0.1, 0.007), level=(0.1, 0.0009), host=(0.05, 0.003))
+    form = ExpertForm(experts, chosen, 64, (True,) * 24, normalised=True)
+    return Machine(passes, text=(0.1, 0.007), level=(0.1, 0.0009), host=(0.05, 0.003), experts=form)
 
 
 QWEN3_30B_A3B = mixture(128, 8, always=0.57, all_experts=13.6)
@@ -69,3 +73,30 @@ def test_a_lone_request_is_not_drafted_for_where_its_nodes_wake_too_much(monkeyp
     shared = sum(each.nodes for each in rounds.rounds(100)) / 1600
     assert lone < 0.1
     assert shared > 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "running", "counts", "gain"),
+    [
+        (GPT_OSS_20B, 1, (0.4, 1.0), 1.2),
+        (GPT_OSS_20B, 1, (0.5, 0.5), 1.15),
+        (QWEN3_30B_A3B, 4, (0.4, 1.0), 1.15),
+        (QWEN3_30B_A3B, 16, (0.4, 1.0), 1.0),
+        (QWEN3_30B_A3B, 4, (1.0, 0.3), 1.0),
+        (GPT_OSS_20B, 1, (1.0, 1.0), 1.0),
+    ],
+)
+def test_what_children_and_siblings_wake_is_drafted_by(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, running: int, counts: tuple[float, float], gain: float
+) -> None:
+    """Tokens a second where the engine tells how many experts are awake, over those where it does not: where nodes wake
+    less than others would, trees pay which did not seem to; where trees paid anyhow, nothing is lost.
+    """
+    shares = []
+    for told in (False, True):
+        rounds = Rounds(monkeypatch, running, machine=replace(machine, counts=counts, told=told))
+        rounds.head.chances = TREE
+        rounds.run(60)
+        shares.append(rounds.share_of_plain(rounds.rounds(150)))
+    assert shares[1] > LEAST
+    assert shares[1] > 0.98 * gain * shares[0]

@@ -47,6 +47,11 @@ class StepHandle:
 
     deciding: Sequence[ScheduledRequest]
 
+    @property
+    def experts_awake(self) -> int:
+        """Experts that the step has computed with, over all layers, once it is decided; 0 of a model without."""
+        return 0
+
 
 class DeviceStepResult(NamedTuple):
     """What a step under way leaves on its device, once `ready` comes; None where all is there.

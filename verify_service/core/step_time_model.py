@@ -7,6 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
+from verify_service.core.expert_overlap import ExpertOverlap
+
 Floats = NDArray[np.float64]
 
 FAST = 0.1
@@ -31,14 +34,18 @@ class StepTimeModel:
     (normalised least mean squares). All answers are for requests of the mean context of the latest pass.
     """
 
-    def __init__(self, measured: Iterable[tuple[int, int, float]]) -> None:
+    def __init__(self, measured: Iterable[tuple[int, int, float]], experts: ExpertForm | None = None) -> None:
         """`measured` has (requests, rows, seconds) of passes; rows are those of the requests and of their nodes.
+
+        experts: those of a mixture, whose passes were measured with rows that choose them independently; of others
+        nodes count as what they wake of them.
 
         One entry says that all cost the same. Beyond the most requests measured, one more costs what a node does.
         """
         by_requests: dict[int, dict[int, float]] = {}
         for requests, rows, seconds in measured:
             by_requests.setdefault(requests, {})[rows - requests] = max(seconds, LEAST_SECONDS)
+        self.experts = None if experts is None else ExpertOverlap(experts)
         self._requests = sorted(by_requests)
         knots = sorted({nodes for each in by_requests.values() for nodes in each})
         self._knots: Floats = np.array([*knots, knots[-1] + _FAR], float)
@@ -75,11 +82,13 @@ class StepTimeModel:
         in_table = self._up_to(requests, nodes + count)
         return self._corrected(requests, in_table[nodes : nodes + count], in_table[0])
 
-    def observe(self, requests: int, nodes: int, seconds: float, context: float = PROFILED_CONTEXT) -> None:
+    def observe(self, requests: int, nodes: float, seconds: float, context: float = PROFILED_CONTEXT) -> None:
         """Take in one pass, of requests that have so many tokens each before them on average."""
         self._beyond = context - PROFILED_CONTEXT
-        in_table = self._up_to(requests, nodes)
-        plain, whole = float(in_table[0]), float(in_table[nodes])
+        below = int(nodes)
+        in_table = self._up_to(requests, below + 1)
+        plain = float(in_table[0])
+        whole = float(in_table[below] + (nodes - below) * (in_table[below + 1] - in_table[below]))
         added, read = whole - plain, requests * self._token_seconds * self._beyond
         expected = max(self._plain * plain + self._drafted * added + self._read * read, _LEAST_FACTOR * plain)
         seen = min(max(seconds, expected / _MOST_OFF), expected * _MOST_OFF)

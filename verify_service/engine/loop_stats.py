@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from slipstream.bucket_counts import BucketCounts
 from verify_service.core.adapters import AdapterState
+from verify_service.core.expert_overlap import ExpertOverlap
 from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.engine.output_processor import OutputProcessor
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
@@ -67,6 +68,8 @@ class LoopState:
     """Seconds that steps took the model, from the launch or the end of the step before; go on growing, too."""
     grammar_seconds: GrammarSeconds | None = None
     adapters: tuple[AdapterState, ...] = ()
+    experts: ExpertOverlap | None = None
+    """What steps of a mixture wake of its experts, which goes on; None of another model."""
 
 
 def snapshot(
@@ -107,4 +110,5 @@ def snapshot(
         step_seconds=epilogue.step_seconds,
         grammar_seconds=epilogue.grammar_seconds,
         adapters=adapters,
+        experts=epilogue.experts,
     )

@@ -12,6 +12,7 @@ from slipstream.generation_types import FinishReason, SpeculationStep
 from slipstream.rpc.errors import InternalError
 from verify_service.core.acceptance import NO_TOKEN, accepted_by_source
 from verify_service.core.device_fault import end_if_device_lost
+from verify_service.core.expert_overlap import ExpertOverlap
 from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.request import StepOutput
 from verify_service.core.request_state import RequestState
@@ -85,6 +86,11 @@ class OutputProcessor:
         decided = self._engine.grammar_seconds
         return GrammarSeconds(self._speculation.grammar_seconds, decided.checks, decided.masks)
 
+    @property
+    def experts(self) -> ExpertOverlap | None:
+        """What steps of a mixture wake of its experts; None of another model."""
+        return self._speculation.experts
+
     def __bool__(self) -> bool:
         """Whether there is anything left to do."""
         return bool(self._decided or self._outputs)
@@ -150,8 +156,9 @@ class OutputProcessor:
         decoding = all(item.count == 1 for item in items)
         nodes = sum(item.num_rows - 1 for item in items)
         decisions = [decision for decision, _, _ in decided.entries if decision.path.tokens[-1] != NO_TOKEN]
+        awake = decided.step.launched.experts_awake
         try:
-            self._speculation.observe_step(decisions, len(items) if decoding else 0, nodes, decided.seconds)
+            self._speculation.observe_step(decisions, len(items) if decoding else 0, nodes, decided.seconds, awake)
         except Exception:  # noqa: BLE001 - it may cost speed and nothing else
             _log.exception("nothing is learnt from a step")
 

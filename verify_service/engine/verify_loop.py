@@ -75,7 +75,7 @@ class VerifyLoop:
         self._memory = KVCacheManager(config, max_context, target.hidden_size)
         self._engine = new_model_runner(model, config, self._memory.page_table)
         self._engine.warm_up()
-        costs = StepTimeModel(self._engine.pass_costs())
+        costs = StepTimeModel(self._engine.pass_costs(), target.form.experts)
         self._passes = PassShare(costs, config.prefill_chunk)
         self._scheduler = Scheduler(config, self._memory, self._passes)
         self._speculation = SpeculationController(source, self._memory, config, GoodputOptimizer(costs), self._passes)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,8 +57,9 @@ class CpuStepHandle(StepHandle):
 
     decisions: list[VerifyResult]
     logits: FloatArray
-    states: CapturedStates | None = None
-    scores: dict[ScheduledRequest, PromptScores] = field(default_factory=dict)
+    states: CapturedStates | None
+    scores: dict[ScheduledRequest, PromptScores]
+    experts_awake: int = 0
 
 
 class CpuModelRunner:
@@ -148,9 +149,10 @@ class CpuModelRunner:
         capture = self._new_capture(len(rows.batch))
         ahead = MasksAhead(rows.deciding)
         logits = self._forward(rows, capture, ahead)
+        awake = self._model.experts_awake
         scores = self._score(items)
         if not rows.deciding:
-            return CpuStepHandle((), [], logits, self._states(capture, items, []), scores)
+            return CpuStepHandle((), [], logits, self._states(capture, items, []), scores, awake)
         gathered = self._sampling.gather(rows.deciding, rows.lines, rows.positions)
         masked_rows = _masked_rows(rows.deciding, ahead)
         sampled = self._sample(logits, gathered, masked_rows)
@@ -158,7 +160,8 @@ class CpuModelRunner:
         if any(item.state.grammar is not None for item in rows.deciding):
             self._constrain(decisions, sampled, logits, gathered, ahead, masked_rows)
         self._compact(decisions, rows.node_slots)
-        return CpuStepHandle(rows.deciding, decisions, logits, self._states(capture, items, decisions), scores)
+        states = self._states(capture, items, decisions)
+        return CpuStepHandle(rows.deciding, decisions, logits, states, scores, awake)
 
     def times(self, launched: CpuStepHandle) -> None:
         return None

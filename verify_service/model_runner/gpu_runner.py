@@ -61,6 +61,10 @@ class GpuStepHandle(StepHandle):
     logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
     scores: dict[ScheduledRequest, PromptScores] = field(default_factory=dict)
 
+    @property
+    def experts_awake(self) -> int:
+        return self.ticket.awake
+
 
 class GpuModelRunner:
     """A ModelRunner over a model that keeps tokens, counts and KV on its device from step to step."""

@@ -17,6 +17,7 @@ from verify_service.core.request import StepOutput
 from verify_service.draft_link.link_config import DrafterState, LinkState
 from verify_service.engine.loop_stats import LoopState
 from verify_service.server.adapter_metrics import adapter_metrics
+from verify_service.server.expert_metrics import expert_metrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
@@ -171,6 +172,8 @@ class _Counters(Collector):
             yield histogram_family("slipstream_step_seconds", "Time a verify step took the model.", loop.step_seconds)
         if loop.grammar_seconds is not None:
             yield _grammar_metric(loop.grammar_seconds)
+        if loop.experts is not None:
+            yield from expert_metrics(loop.experts)
         if self._adapter_slots:
             yield from adapter_metrics(loop.adapters, self._adapter_slots)
         yield from _drafter_metrics(link.drafters)

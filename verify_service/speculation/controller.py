@@ -10,6 +10,7 @@ from slipstream_kernels.device_tree import DeviceTree, most_rows
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.draft_source import Committed, DraftSource, ReadEvents, RequestOpening
 from verify_service.core.engine_config import EngineConfig
+from verify_service.core.expert_overlap import ExpertOverlap
 from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
@@ -233,8 +234,16 @@ class SpeculationController:
             item.tree = fit_tree(self._memory, item, part, room)
             room -= item.num_rows - 1
 
-    def observe_step(self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float) -> None:
+    @property
+    def experts(self) -> ExpertOverlap | None:
+        """What steps of a mixture wake of its experts; None of another model."""
+        return self._optimizer.step_time.experts
+
+    def observe_step(
+        self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float, awake: int = 0
+    ) -> None:
         """Take in a verify pass: its accepted paths and its seconds. `requests` is 0 for a pass with prompt rows.
+        awake: experts that it computed with.
 
         Also takes in finished waits for trees, and updates the estimates here, off the critical path of the next trees.
         """
@@ -255,7 +264,11 @@ class SpeculationController:
                 self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
         self._node_selector.observe(verified)
         if requests:
-            self._optimizer.step_time.observe(requests, nodes, seconds, mean_context(decisions))
+            rows: float = nodes
+            if self.experts is not None:
+                trees = [item.tree for item, *_ in decisions if item.tree is not None]
+                rows = self.experts.observe(requests, nodes, trees, awake)
+            self._optimizer.step_time.observe(requests, rows, seconds, mean_context(decisions))
         self._optimizer.prepare()
         self._node_selector.prepare()
 

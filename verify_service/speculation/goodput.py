@@ -79,6 +79,11 @@ class GoodputOptimizer:
         """Nodes that were worth it for each level of a tree in steps of about so many requests, at first `at_first`."""
         return self._nodes_per_level.get(requests.bit_length(), at_first)
 
+    def _rows_per_level(self, requests: int) -> float:
+        """What these nodes count as in the step's time."""
+        nodes, experts = self.nodes_per_level(requests), self.step_time.experts
+        return nodes if experts is None else experts.of_level(nodes)
+
     def learn_costs(self, proposer: str, costs: Sequence[RoundCost]) -> None:
         """Take in what rounds of a proposer take by its drafter's word, as far as it says."""
         self.draft_time.learn_costs(proposer, costs)
@@ -193,7 +198,7 @@ class GoodputOptimizer:
         ]
         overall = [(each.tried, each.matched) for each in self._proposers.values()]
         waits = [self.draft_time.seconds(len(candidates), requests, levels) for levels in (1, 2) if candidates]
-        known = self._presence, self.nodes_per_level(requests), *waits, *self.step_time.factors
+        known = self._presence, self._rows_per_level(requests), *waits, *self.step_time.factors
         facts = (histories, requests, nodes, overall, known)
         if facts != last.facts:
             worth = LEAST_GAIN if any(last.granted) else _START_GAIN
@@ -217,7 +222,7 @@ class GoodputOptimizer:
         """Whose levels to take: the likeliest, of those that are not deeper than is worth waiting for."""
         chances, indices, levels = self._candidates(candidates)
         best = worth * requests / self.step_time.seconds(requests, nodes)
-        per_level = self._presence * self.nodes_per_level(requests)
+        per_level = self._presence * self._rows_per_level(requests)
         taken = indices[:0]
         highest = 0.0
         for deepest in range(1, int(levels.max(initial=0)) + 1):

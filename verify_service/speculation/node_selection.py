@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.step_time_model import StepTimeModel
+from verify_service.core.step_time_model import Floats, StepTimeModel
 from verify_service.speculation.acceptance_model import AcceptanceModel, ProposedTree
 
 EXPLORE_EVERY = 64
@@ -64,14 +64,19 @@ class NodeSelector:
         self._steps += 1
         if not nodes or self._steps % EXPLORE_EVERY == 0:
             return None
-        seconds = self._costs.predict_range(requests, rows - requests, nodes + 1)
-        if seconds[nodes] < LEAST_GAIN * seconds[0]:
-            return None
+        experts = self._costs.experts
+        if experts is None:
+            seconds = self._costs.predict_range(requests, rows - requests, nodes + 1)
+            if seconds[nodes] < LEAST_GAIN * seconds[0]:
+                return None
         chances = self._chances.path_probs(trees)
         order = np.argsort(-chances, kind="stable")
-        yields = np.empty(nodes + 1)
-        yields[0] = 0.0
-        np.cumsum(chances[order], out=yields[1:])
+        if experts is not None:
+            counts = _sums(experts.of_nodes([drafted.tree for drafted in trees], order))
+            seconds = self._costs.predict(requests, rows - requests + counts)
+            if seconds[nodes] < LEAST_GAIN * seconds[0]:
+                return None
+        yields = _sums(chances[order])
         yields += tokens
         yields /= waited + seconds
         best = int(yields.argmax())
@@ -89,6 +94,13 @@ class NodeSelector:
     def prepare(self) -> None:
         """Do ahead of the next `choose` what need not wait for its trees."""
         self._chances.prepare()
+
+
+def _sums(values: Floats) -> Floats:
+    """Of the first 0, 1, 2, ... of them."""
+    sums = np.zeros(len(values) + 1)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
 
 def _parts(trees: Sequence[ProposedTree], kept: Sequence[int]) -> list[TokenTree | None]:

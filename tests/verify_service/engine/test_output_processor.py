@@ -39,7 +39,9 @@ class Learner:
     def __init__(self) -> None:
         self.lessons: list[tuple[int, int, int, float]] = []
 
-    def observe_step(self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float) -> None:
+    def observe_step(
+        self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float, awake: int
+    ) -> None:
         self.lessons.append((len(decisions), requests, nodes, seconds))
 
 

@@ -7,6 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.speculation.acceptance_model import ProposedTree
@@ -109,3 +110,20 @@ def test_every_part_is_a_prefix_of_its_path_and_no_other_sum_of_the_likeliest_yi
         return float(len(trees) + sum(chances[:nodes])) / (1e-4 + costs.seconds(len(trees), nodes))
 
     assert rate(sum(lengths)) >= max(map(rate, range(total + 1))) - 1e-6
+
+
+def test_of_a_mixture_nodes_count_as_the_experts_that_they_wake() -> None:
+    """Where children wake what their parents have, a chain is worth more rows than it is where they do not."""
+    costs = StepTimeModel([(1, 1, 1.0e-3), (1, 16, 4.0e-3), (1, 64, 8.0e-3)], ExpertForm(64, 4, 64, (True,), True))
+    selector, tree = NodeSelector(costs), chain(*[0.7] * 8)
+
+    def size() -> int:
+        (taken,) = selector.choose([tree], requests=1, rows=1, tokens=1, waited=0)
+        return 0 if taken is None else len(taken)
+
+    independent = size()
+    assert costs.experts is not None
+    for _ in range(100):
+        costs.experts.observe(1, 4, [TokenTree((1, 2, 3, 4), (-1, 0, 1, 2))], round(costs.experts.independent(2)))
+    assert costs.experts.child < 0.4
+    assert size() > independent

@@ -39,6 +39,10 @@ class ExpertForm:
     limit: float = 0.0
     weighs_inputs: bool = False
 
+    def place_of(self, layer: int) -> int:
+        """The place of a layer among those that have experts."""
+        return sum(self.layers[:layer])
+
     @property
     def weighs_shared(self) -> bool:
         """Whether there is a shared expert that has a score of its own."""

@@ -114,9 +114,21 @@ class CpuBackend:
             if fault:
                 raise ValueError(f"malformed batch: {_FAULTS[fault]}")
             self._rows = len(rows)
+            if self._awake is not None:
+                self._awake[0] = 0
             if len(rows):
                 self.team.run(forward_job, self._args.ctypes.data)
         return logits[:, : self._entries]
+
+    @property
+    def experts_awake(self) -> int:
+        """See `CausalLM.experts_awake`."""
+        return 0 if self._awake is None else int(self._awake[0])
+
+    @property
+    def _awake(self) -> npt.NDArray[np.int32] | None:
+        buffer = self._buffers.get("experts_awake")
+        return None if buffer is None else buffer.view(np.int32)
 
     def last_logits(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """See `CausalLM.last_logits`: a pass of no rows over what the last one has left in the residual stream."""

@@ -88,6 +88,11 @@ class CausalLM:
         """
         return self._backend.forward(cache, rows, capture)
 
+    @property
+    def experts_awake(self) -> int:
+        """Experts that the last pass has computed with, over all layers; 0 of a model without."""
+        return self._backend.experts_awake
+
     def last_logits(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Logits of rows of the last pass, int32 [n] in any order, as `forward` gives them; before there is another.
 

@@ -37,4 +37,5 @@ def expert_words(form: ExpertForm, hidden: int, rows: int) -> dict[str, int]:
         "expert_gate_up": pairs * padded(2 * form.size),
         "expert_activated": pairs * form.size,
         "expert_out": pairs * padded(hidden),
+        "experts_awake": 1,
     }

@@ -33,11 +33,11 @@ SIZES = (
 the one that computes every row; strides of gate and up beside one another, and of scores."""
 BUFFERS = (
     "scores", "expert_ids", "expert_weights", "expert_starts", "expert_places", "expert_items", "expert_in",
-    "expert_gate_up", "expert_activated", "expert_out",
+    "expert_gate_up", "expert_activated", "expert_out", "experts_awake",
 )  # fmt: skip
 """Addresses: float32 [rows, router_stride] and [rows, chosen] of weights; int32 [rows, chosen] of ids and places,
 [experts] of starts and [most_items, ITEM] of items; float32 [pairs, width] of what pairs read,
-gate, activate and say, in the order of places."""
+gate, activate and say, in the order of places; int32 [1], to which layers add how many of their experts have rows."""
 
 EXPERT_PHASES = 7
 
@@ -63,7 +63,9 @@ def _route(a: Any, phase: int) -> None:
 def _group(a: Any, phase: int) -> None:
     if claim(a.board, phase) == 0:
         pairs = a.rows * a.experts_chosen
-        group_pairs(a.expert_ids, pairs, a.experts, a.expert_starts, a.expert_places, a.expert_items)
+        pointer_i32(a.experts_awake)[0] += group_pairs(
+            a.expert_ids, pairs, a.experts, a.expert_starts, a.expert_places, a.expert_items
+        )
         finish(a.board, phase)
     complete(a.board, phase, 1)
 

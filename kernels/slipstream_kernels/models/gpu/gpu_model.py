@@ -104,7 +104,7 @@ class GpuModel:
             )
             self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
             self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)
-        self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device)
+        self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device, self._pool.awake)
         meeting = max(2, self.config.layers_of_all_kinds)
         self._graphs = GraphRunner[Bucket](self._run, lambda bucket: self._run(bucket, layers=meeting), timed=device)
         self._outcome_selector = OutcomeSelector(self._forward, self._layout, self._plan)
@@ -384,14 +384,11 @@ class GpuModel:
     def _receive(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, copies: CopyPlan) -> PassHandle:
         """Queue the copy of a pass's results to the host."""
         source = self._pool.of(bucket)
-        decided = source.result[: len(plan.deciding)]
-        if len(decided):
-            buffer.result[: len(decided)].copy_(decided, non_blocking=True)
-        if buffer.event is not None:
-            buffer.event.record()
+        decided = buffer.receive(source, len(plan.deciding))
         logits = source.logits[: len(plan.logit_rows)]
         kept = self._kept_logits[: len(logits)] if plan.keep_logits else None
         states = None
         if bucket.boundaries:
             states = self._sender.send(source.states, source.result, plan.rows, copies(), buffer)
-        return PassHandle(buffer.result.numpy(), decided, logits, kept, buffer.event, states, self._graphs.times)
+        told = buffer.result.numpy(), buffer.awake.numpy()
+        return PassHandle(*told, decided, logits, kept, buffer.event, states, self._graphs.times)

@@ -29,8 +29,8 @@ def most_items(pairs: int, experts: int) -> int:
 
 
 @kernel
-def group_pairs(ids: int, pairs: int, experts: int, starts: int, places: int, items: int) -> None:
-    """Give each pair a place among those of its expert.
+def group_pairs(ids: int, pairs: int, experts: int, starts: int, places: int, items: int) -> int:
+    """Give each pair a place among those of its expert; returns how many experts have any.
 
     Addresses of int32: ids [pairs], the pairs' experts; starts [experts], for the kernel's own use; places [pairs],
     where the places of an expert lie one after the other and experts by rising id; items [most_items, ITEM], each
@@ -41,9 +41,10 @@ def group_pairs(ids: int, pairs: int, experts: int, starts: int, places: int, it
         start[expert] = 0
     for pair in range(pairs):
         start[expert_of[pair]] += 1
-    first, count = 0, 0
+    first, count, awake = 0, 0, 0
     for expert in range(experts):
         end = first + start[expert]
+        awake += end > first
         start[expert] = first
         while first < end:
             rows = min(end - first, ROW_GROUP)
@@ -56,6 +57,7 @@ def group_pairs(ids: int, pairs: int, experts: int, starts: int, places: int, it
         start[expert] += 1
     for index in range(count, most_items(pairs, experts)):
         item[index * ITEM], item[index * ITEM + 1], item[index * ITEM + 2] = 0, 0, 0
+    return awake
 
 
 @kernel

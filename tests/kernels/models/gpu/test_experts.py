@@ -15,6 +15,9 @@ from slipstream_kernels.models.checkpoint.model_config import CheckpointError, M
 from slipstream_kernels.models.checkpoint.quantisation.quantise_folder import quantise_folder
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
+from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.models.gpu.batch.buckets import bucket_of
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.forward.ops_namespace import kernels
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
@@ -26,7 +29,7 @@ from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.token_tree import TokenTree
 from support.experts import pack_mxfp4
 from support.families import EXPERTS
-from support.gpu_passes import Span
+from support.gpu_passes import Span, pass_of
 from support.models import make_tiny_model
 from tests.kernels.models.gpu.test_families import SIZES, load, logits_of, relative_error
 
@@ -66,6 +69,34 @@ def test_kernels_agree_with_their_twins(name: str, tmp_path: Path) -> None:
         found, expected = (logits_of(model, [span], all_logits=len(span.tree) > 0) for model in (ours, theirs))
         assert torch.isfinite(found).all()
         assert relative_error(found, expected) < 2e-2
+
+
+def test_a_pass_tells_how_many_experts_it_woke(tmp_path: Path) -> None:
+    """Each of each layer once, of the real rows alone."""
+    folder = make_tiny_model(tmp_path / "model", **on_a_gpu("qwen3_moe"))
+    model, other = load(folder), CausalLM.load(folder)
+    experts, tree, pages = model.config.form.experts, TokenTree((3, 9, 4), (-1, 0, -1)), [0, 2, 1]
+    each = experts.chosen * sum(experts.layers)
+    model.set_pages(0, 0, pages)
+    for span, rows in (
+        (Span(0, [1, 2, 3], 0, pages), 3),
+        (Span(0, [9], 3, pages), 1),
+        (Span(0, [9], 4, pages, tree), 4),
+    ):
+        plan = pass_of(model.limits, [span])
+        ticket = model.launch(plan)
+        assert ticket.awake == 0
+        ticket.results()
+        ids = model._pool.of(bucket_of(model._buckets, plan, model._weights.shard)).experts.ids
+        met = [set(layer.flatten().tolist()) - {experts.count} for layer in ids]
+        assert ticket.awake == sum(map(len, met))
+        assert each <= ticket.awake <= rows * each
+    cache = other.new_cache(num_pages=3, page_size=16, scratch_slots=0)
+    found = []
+    for tokens, start in (([1, 2, 3], 0), ([9], 3)):
+        other.forward(cache, RowBatch.chunk(tokens, start, pages, 16))
+        found.append(other.experts_awake)
+    assert each == found[1] <= found[0] <= 3 * each
 
 
 def test_ranks_share_every_expert(tmp_path: Path) -> None:

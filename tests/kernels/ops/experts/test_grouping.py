@@ -20,7 +20,7 @@ def test_every_pair_has_a_place_among_its_experts(ids: np.ndarray, more: int) ->
     starts, places = np.zeros(7, np.int32), np.full(len(ids), -1, np.int32)
     items = np.full((most_items(len(ids), 7), ITEM), -1, np.int32)
     addresses = (array.ctypes.data for array in (starts, places, items))
-    group_pairs(ids.ctypes.data, len(ids), 7, *addresses)
+    assert group_pairs(ids.ctypes.data, len(ids), 7, *addresses) == len(set(ids.tolist()))
     assert sorted(places) == list(range(len(ids)))
     found = np.full(len(ids), -1)
     for expert, first, rows in items:

@@ -58,20 +58,21 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from slipstream_kernels.ops.gpu.experts.combine_experts import _combine
+from slipstream_kernels.ops.gpu.experts.count_awake import _count
 from slipstream_kernels.ops.gpu.experts.expert_linear import _expert_linear
 from slipstream_kernels.ops.gpu.experts.route_experts import _route
 from slipstream_kernels.ops.gpu.scale_queries import _scale_queries
 
 halves = dict.fromkeys(("x", "weight", "bias", "q"), "*bf16")
 floats = dict.fromkeys(("scores", "weights", "outputs", "shared", "residual", "factors", "scales", "zeros"), "*fp32")
-words = dict.fromkeys(("ids", "slots", "order", "blocks", "positions"), "*i32")
+words = dict.fromkeys(("ids", "awake", "slots", "order", "blocks", "positions"), "*i32")
 types = halves | floats | words | {"out": "*bf16"}
 constants = dict(
     CHOSEN=1, NORMALISED=False, SIGMOID=True, SLOTS=True, BLOCK=16, WEIGHED=False, SHARED=True, RESIDUAL=True,
     WEIGHT_ROWS=64, TOKENS=16, DEPTH=64, PRODUCTS=2, EVEN=True, GROUPED=True, BIAS=False, FACTORS=True, LIMIT=0.0,
-    WORDS=3, NUMBER="", PER_BYTE=1, GROUP=0, ZERO=0.0, ZEROS=False,
+    WORDS=3, PART=32, CHUNK=128, NUMBER="", PER_BYTE=1, GROUP=0, ZERO=0.0, ZEROS=False,
 )
-for kernel in (_combine, _route, _scale_queries, _expert_linear):
+for kernel in (_combine, _count, _route, _scale_queries, _expert_linear):
     for number in ("", "e4m3", "e2m1") if kernel is _expert_linear else ("",):
         own = constants | {"NUMBER": number}
         names = kernel.arg_names
@@ -89,7 +90,7 @@ def test_a_mixture_of_weighed_inputs_compiles() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-c", MIXTURE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    expected = ["_combine", "_route", "_scale_queries", "_expert_linear", "_expert_linear", "e4m3"]
+    expected = ["_combine", "_count", "_route", "_scale_queries", "_expert_linear", "_expert_linear", "e4m3"]
     expected += ["_expert_linear", "e2m1"]
     assert done.stdout.split() == expected, done.stderr[-2000:]
 

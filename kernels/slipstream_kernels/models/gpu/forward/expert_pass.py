@@ -19,25 +19,28 @@ def queue_experts(
     b: ExpertBuffers,
     out: torch.Tensor,
     *,
+    layer: int,
     shared: torch.Tensor | None,
     residual: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> None:
     """Queue out = what the experts make of bfloat16 x [rows, hidden] + residual.
 
-    slots: int32 [rows] that rows write, -1 of padding, which wakes no expert. shared: float32 [rows, hidden], what the
-    expert that computes every row says; None: there is none. out: the residual stream, which `residual` may be; or,
-    without one, float32 [rows, hidden], a rank's part. down_bias: the weights', or None on ranks that do not add it.
+    slots: int32 [rows] that rows write, -1 of padding, which wakes no expert. layer: its place among those with
+    experts. shared: float32 [rows, hidden], what the expert that computes every row says; None: there is none. out: the
+    residual stream, which `residual` may be; or, without one, float32 [rows, hidden], a rank's part. down_bias: the
+    weights', or None on ranks that do not add it.
     """
     ops.linear(x, weights.router, b.scores, bias=weights.router_bias)
     weighed = not form.weighs_inputs
     kind = {"normalised": form.normalised, "sigmoid": form.weighs_inputs}
-    ops.route_experts(b.scores, slots, b.ids, b.weights, experts=form.count, **kind)
+    ids = b.ids[layer]
+    ops.route_experts(b.scores, slots, ids, b.weights, experts=form.count, **kind)
     if b.groups is not None:
-        ops.group_rows(b.ids, b.groups, experts=form.count)
+        ops.group_rows(ids, b.groups, experts=form.count)
     factors = None if weighed else b.weights
     gate = {"gated": True, "limit": form.limit, "bias": weights.gate_up_bias, "factors": factors}
-    ops.expert_linear(x, weights.gate_up, b.activated, b.ids, b.groups, **gate)
-    ops.expert_linear(b.activated, weights.down, b.outputs, b.ids, b.groups, bias=down_bias)
+    ops.expert_linear(x, weights.gate_up, b.activated, ids, b.groups, **gate)
+    ops.expert_linear(b.activated, weights.down, b.outputs, ids, b.groups, bias=down_bias)
     scores = b.scores[:, form.count] if form.weighs_shared else None
     ops.combine_experts(b.outputs, b.weights, out, shared=shared, scores=scores, residual=residual, weighed=weighed)

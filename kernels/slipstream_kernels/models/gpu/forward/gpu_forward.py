@@ -118,6 +118,8 @@ class GpuForward:
             self._keep(bucket, b, index)
             self._layer(bucket, plan, b, index, layer, adapted)
         self._keep_last(bucket, b)
+        if b.experts is not None and (form := self._config.form.experts) is not None:
+            ops.count_awake(b.experts.ids, b.experts.awake, experts=form.count)
         if bucket.logits:
             self._decide(bucket, plan, b)
 
@@ -197,7 +199,7 @@ class GpuForward:
         self._add(attended, layer.o, layer.o_bias, layer.attention_norm, b, (adapted, index, "o"))
         ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
         if layer.experts is not None:
-            self._add_experts(layer.experts, layer, plan.write_slots, b)
+            self._add_experts(layer.experts, index, layer, plan.write_slots, b)
             return
         activated = b.activated_of(layer.down.shape[1])
         self._gate(layer, b, activated, adapted, index)
@@ -209,7 +211,9 @@ class GpuForward:
             adapters, rows = adapted
             adapters.add(index, name, x, rows, out, self._ops)
 
-    def _add_experts(self, weights: ExpertWeights, layer: LayerWeights, slots: torch.Tensor, b: PassBuffers) -> None:
+    def _add_experts(
+        self, weights: ExpertWeights, index: int, layer: LayerWeights, slots: torch.Tensor, b: PassBuffers
+    ) -> None:
         """Add what a layer's experts say, the sum of the ranks' parts, to the residual stream."""
         ops, form, shared = self._ops, self._config.form.experts, None
         assert form is not None
@@ -219,11 +223,11 @@ class GpuForward:
             ops.gated_linear(b.normed, layer.gate_up, activated)
             ops.linear(activated, layer.down, shared)
         adds_bias = self._group is None or self._group.rank == 0
-        more = {"shared": shared, "down_bias": weights.down_bias if adds_bias else None}
+        place, more = form.place_of(index), {"shared": shared, "down_bias": weights.down_bias if adds_bias else None}
         if self._group is None:
-            queue_experts(ops, form, weights, b.normed, slots, b.experts, b.x, residual=b.x, **more)
+            queue_experts(ops, form, weights, b.normed, slots, b.experts, b.x, layer=place, residual=b.x, **more)
             return
-        queue_experts(ops, form, weights, b.normed, slots, b.experts, b.part, residual=None, **more)
+        queue_experts(ops, form, weights, b.normed, slots, b.experts, b.part, layer=place, residual=None, **more)
         self._group.all_gather(b.parts, b.part)
         ops.rank_sum(b.parts, b.x, b.x)
 

@@ -35,7 +35,7 @@ from slipstream_kernels.ops.gpu import (
     tree_walk,
     word_updates,
 )
-from slipstream_kernels.ops.gpu.experts import combine_experts, expert_linear, group_rows, route_experts
+from slipstream_kernels.ops.gpu.experts import combine_experts, count_awake, expert_linear, group_rows, route_experts
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
 from slipstream_kernels.ops.gpu.lora import adapter_rows, expand, shrink
 from slipstream_kernels.ops.gpu.packed.any_linear import Choice, any_gated_linear, any_linear, any_rotary_linear, never
@@ -59,6 +59,7 @@ class Ops:
     combine_experts: Op
     compact_kv: Op
     copy_states: Op
+    count_awake: Op
     count_splits: Op
     embed: Op
     expert_linear: Op
@@ -98,6 +99,7 @@ def kernels() -> Ops:
         combine_experts=combine_experts.combine_experts,
         compact_kv=compaction.compact_kv,
         copy_states=state_rows.copy_states,
+        count_awake=count_awake.count_awake,
         count_splits=outcome_select.count_splits,
         embed=embedding.embed,
         expert_linear=expert_linear.expert_linear,
@@ -139,6 +141,7 @@ def twins() -> Ops:
         combine_experts=combine_experts.combine_experts_reference,
         compact_kv=compaction.compact_kv_reference,
         copy_states=state_rows.copy_states_reference,
+        count_awake=count_awake.count_awake_reference,
         count_splits=outcome_select.count_splits_reference,
         embed=embedding.embed_reference,
         expert_linear=expert_linear.expert_linear_reference,

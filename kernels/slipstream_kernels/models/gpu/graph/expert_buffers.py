@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.experts.count_awake import parts_of
 from slipstream_kernels.ops.gpu.experts.group_rows import (
     LEAST_TOKENS,
     WORDS,
@@ -28,7 +29,9 @@ class ExpertBuffers:
     scores: torch.Tensor
     """float32 [rows, scores of the router]"""
     ids: torch.Tensor
-    """int32 [rows, chosen]"""
+    """int32 [layers with experts, rows, chosen]"""
+    awake: torch.Tensor
+    """int32 [layers with experts, parts], see `count_awake`"""
     weights: torch.Tensor
     """float32 [rows, chosen]"""
     activated: torch.Tensor
@@ -49,8 +52,8 @@ class ExpertBuffers:
             blocks = views["expert_blocks"][: most_blocks(pairs, experts.count, tokens)]
             groups = ExpertGroups(views["expert_order"], blocks, tokens)
         return cls(
-            views["expert_scores"], views["expert_ids"], views["expert_weights"], views["expert_activated"],
-            views["expert_outputs"], groups,
+            views["expert_scores"], views["expert_ids"], views["expert_awake"], views["expert_weights"],
+            views["expert_activated"], views["expert_outputs"], groups,
         )  # fmt: skip
 
 
@@ -59,11 +62,12 @@ def expert_shapes(shard: Shard, rows: int) -> Shapes:
     experts = shard.config.form.experts
     if experts is None:
         return {}
-    pairs = rows * experts.chosen
+    pairs, layers = rows * experts.chosen, sum(experts.layers)
     blocks = most_blocks(pairs, experts.count, LEAST_TOKENS)  # a smaller pass may have more blocks, of fewer tokens
     return {
         "expert_scores": ((rows, experts.scores), torch.float32),
-        "expert_ids": ((rows, experts.chosen), torch.int32),
+        "expert_ids": ((layers, rows, experts.chosen), torch.int32),
+        "expert_awake": ((layers, parts_of(experts.count)), torch.int32),
         "expert_weights": ((rows, experts.chosen), torch.float32),
         "expert_activated": ((pairs, experts.size // shard.size), torch.bfloat16),
         "expert_outputs": ((pairs, shard.config.hidden_size), torch.float32),

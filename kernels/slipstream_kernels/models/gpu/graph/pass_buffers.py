@@ -125,6 +125,12 @@ class BufferPool:
         """int32 [requests, RESULT_WIDTH], those of the last pass."""
         return self._storage["result"].view(-1, RESULT_WIDTH)
 
+    @property
+    def awake(self) -> tuple[int, ...]:
+        """The shape of the counts of experts that a pass wakes, [layers with experts, parts]; none of other models."""
+        shapes = expert_shapes(self._shard, 1)
+        return shapes["expert_awake"][0] if shapes else (0, 0)
+
     def of(self, bucket: Bucket) -> PassBuffers:
         """The buffers of a bucket's passes."""
         if bucket not in self._buffers:

@@ -35,6 +35,7 @@ class PassHandle:
     """Handed out by `GpuModel.launch`."""
 
     __slots__ = (
+        "_awake_at",
         "_copied",
         "_event",
         "_items",
@@ -45,6 +46,7 @@ class PassHandle:
         "_results_at",
         "_rows",
         "_states",
+        "awake",
         "decided",
         "scores",
         "times",
@@ -53,6 +55,7 @@ class PassHandle:
     def __init__(
         self,
         results_at: Int32,
+        awake_at: Int32,
         decided: torch.Tensor,
         logits: torch.Tensor,
         kept: torch.Tensor | None,
@@ -60,12 +63,16 @@ class PassHandle:
         states: CapturedHiddenStates | None = None,
         times: PassTimes | None = None,
     ) -> None:
-        """`results_at` receives the `decided` results once `event` has come; None if they are there already.
+        """`results_at` receives the `decided` results once `event` has come; None if they are there already. So does
+        `awake_at` the counts of experts.
 
         `logits` are moved to `kept` before another pass overwrites them, or lost where that is None.
         `states` are what the pass keeps.
         """
         self._results_at: Int32 | None = results_at
+        self._awake_at = awake_at
+        self.awake = 0
+        """Experts that the pass has woken, over all layers, once `results` are known; 0 of a model without."""
         self._items = len(decided)
         self.decided = decided
         """int32 [items, 130], `results` on the device: whoever reads them there does so before the next pass starts."""
@@ -95,6 +102,7 @@ class PassHandle:
                 self._event.synchronize()
             self._results = self._results_at[: self._items].copy()
             self._results_at = None
+            self.awake = int(self._awake_at.sum())
         return self._results
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
+from slipstream_kernels.models.gpu.graph.pass_buffers import PassBuffers
 from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
 
 IN_FLIGHT = 3
@@ -23,6 +24,8 @@ class PinnedBuffer:
     """its memory"""
     result: torch.Tensor
     """int32 [items, RESULT_WIDTH]"""
+    awake: torch.Tensor
+    """int32 [layers with experts, parts], experts that the pass woke"""
     event: torch.cuda.Event | None
     """Comes when the pass's results are here."""
     states: torch.Tensor
@@ -43,6 +46,17 @@ class PinnedBuffer:
             self.parts[first, end] = self.plan[first:end], target[first:end]
         return self.parts[first, end]
 
+    def receive(self, source: PassBuffers, items: int) -> torch.Tensor:
+        """Queue the copy of what a pass says to the host; returns its results on the device, [items, RESULT_WIDTH]."""
+        decided = source.result[:items]
+        if items:
+            self.result[:items].copy_(decided, non_blocking=True)
+        if source.experts is not None:
+            self.awake.copy_(source.experts.awake, non_blocking=True)
+        if self.event is not None:
+            self.event.record()
+        return decided
+
     def reserve_state_rows(self, rows: int, columns: int) -> None:
         """Room for tables of `rows` rows."""
         self.state_rows = torch.zeros(rows, columns, dtype=torch.int64, pin_memory=self.event is not None)
@@ -51,7 +65,10 @@ class PinnedBuffer:
 class PinnedBuffers:
     """Taken in turn."""
 
-    def __init__(self, words: int, items: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, words: int, items: int, width: int, device: torch.device, awake: tuple[int, ...] = (0, 0)
+    ) -> None:
+        """awake: the shape of that of a `PinnedBuffer`."""
         cuda = device.type == "cuda"
         plans = [torch.zeros(words, dtype=torch.int32, pin_memory=cuda) for _ in range(IN_FLIGHT)]
         self._buffers = [
@@ -59,6 +76,7 @@ class PinnedBuffers:
                 plan=plan,
                 words=plan.numpy(),
                 result=torch.zeros(items, width, dtype=torch.int32, pin_memory=cuda),
+                awake=torch.zeros(awake, dtype=torch.int32, pin_memory=cuda),
                 event=torch.cuda.Event() if cuda else None,
                 states=torch.empty(0, dtype=torch.bfloat16),
                 states_event=torch.cuda.Event() if cuda else None,
