@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.families import EXPERTS, FORMS
 from support.models import make_tiny_model
@@ -17,6 +18,7 @@ from support.request_mix import assert_equal, drafter, some_requests
 from support.verify_loop import running_loop
 from tests.verify_service.test_exactness import expected_of
 from verify_service.core.engine_config import EngineConfig
+from verify_service.core.expert_overlap import ExpertOverlap
 
 TOKENS = 24
 WIDE = EngineConfig(num_pages=128, max_running=8, prefill_chunk=128, step_nodes=64, max_nodes=32, adaptive=False)
@@ -39,6 +41,7 @@ def test_every_way_to_run_on_a_cpu_gives_the_same(name: str, tmp_path: Path) -> 
                 state = runner.loop.state()
             assert state.prefix_hit_tokens > 100 and state.drafted_tokens > 100
             assert (state.accepted_tokens > 50) >= (proposer == "oracle")
+            assert_counted(state.experts, model.config.form.experts)
         short = replace(WIDE, page_size=4, num_pages=38, prefill_chunk=16)
         with running_loop(model, short, drafter(proposer, requests, expected)) as runner:
             assert_equal(runner.run(requests), expected)
@@ -57,4 +60,15 @@ def test_every_way_to_run_on_a_device_gives_the_same(name: str, tmp_path: Path) 
     expected = [device_generate(alone, one) for one in requests]
     with running_loop(target, WIDE, drafter("oracle", requests, expected)) as runner:
         assert_equal(runner.run(requests), expected)
-        assert runner.loop.state().accepted_tokens > 10
+        state = runner.loop.state()
+        assert state.accepted_tokens > 10
+        assert_counted(state.experts, runner.model.config.form.experts)
+
+
+def assert_counted(experts: ExpertOverlap | None, form: ExpertForm | None) -> None:
+    """Each row has woken what it chooses, at most."""
+    assert (experts is None) == (form is None)
+    if experts is not None and form is not None:
+        drafted = experts.counts["drafted"]
+        assert 0 < drafted.awake <= drafted.rows * form.chosen * sum(form.layers)
+        assert drafted.independent > 0

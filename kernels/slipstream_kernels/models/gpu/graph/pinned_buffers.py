@@ -76,7 +76,7 @@ class PinnedBuffers:
                 plan=plan,
                 words=plan.numpy(),
                 result=torch.zeros(items, width, dtype=torch.int32, pin_memory=cuda),
-                awake=torch.zeros(awake, dtype=torch.int32, pin_memory=cuda),
+                awake=torch.zeros(awake, dtype=torch.int32, pin_memory=cuda and 0 not in awake),
                 event=torch.cuda.Event() if cuda else None,
                 states=torch.empty(0, dtype=torch.bfloat16),
                 states_event=torch.cuda.Event() if cuda else None,
