@@ -79,7 +79,7 @@ async def scene(name: str, at: Setting) -> Facts:
     """One scene under traffic, with what became of requests."""
     traffic, members = at.traffic, at.members
     traffic.outcomes = []
-    traffic.streams = at.options.streams
+    traffic.streams = scenes.LULL_STREAMS if name == "scale" else at.options.streams
     following, over = asyncio.create_task(members.follow()), asyncio.Event()
     asking = asyncio.create_task(traffic.run(over))
     await members.back(1, "")
