@@ -209,8 +209,8 @@ class Fleet:
         if record.state is State.STARTING and reason and record.generation == self.generation:
             self.failures.add(reason, now)
             self._stay()
-        if record.state is State.STANDBY and not record.prepared:
-            self._standby_at = now + STANDBY_DELAY
+        if record.state is State.STANDBY:
+            self._standby_at = now + (DOUBT_SECONDS if record.prepared else STANDBY_DELAY)
         if reason and record.state is not State.STOPPING:
             self._doubted[record.node] = now
             self._lost_at = now if record.state is State.READY else self._lost_at

@@ -7,7 +7,17 @@ import random
 import pytest
 
 from launcher.cluster.autoscaler import Load, Scaling
-from launcher.cluster.fleet import LONGEST_DELAY, MOST_FAILURES, RESUME_SECONDS, Fleet, Go, Start, State, Stop
+from launcher.cluster.fleet import (
+    DOUBT_SECONDS,
+    LONGEST_DELAY,
+    MOST_FAILURES,
+    RESUME_SECONDS,
+    Fleet,
+    Go,
+    Start,
+    State,
+    Stop,
+)
 from launcher.cluster.replica_spec import ReplicaSpec
 
 OLD, NEW = ReplicaSpec("/old", finish_seconds=20), ReplicaSpec("/new", finish_seconds=20)
@@ -191,13 +201,23 @@ def test_one_that_stands_by_takes_the_place_of_a_lost_one_and_another_stands_by(
 def test_nothing_is_prepared_while_requests_of_a_lost_replica_wait_elsewhere(waited):
     found = hosts(2, {"a": 2, "b": 2, "c": 2}, standby=1)
     found.run(10, until=lambda: standing(found))
-    lost_at, found.queued = found.now, 7
+    lost_at, begun, found.queued = found.now, found.fleet.next_number, 7
     found.kill_node("a")
     found.settle()
-    begun = found.fleet.next_number
     found.run(lost_at + min(waited, RESUME_SECONDS) - found.now)
     assert found.fleet.next_number == begun
     found.queued = 7 if waited > RESUME_SECONDS else 0
+    found.run(1.0)
+    assert found.fleet.next_number == begun + 1
+
+
+def test_nothing_is_prepared_at_once_where_a_lost_one_that_stood_by_may_be_the_first_of_its_node():
+    found = hosts(2, {"a": 2, "b": 2, "c": 2}, standby=1)
+    found.run(10, until=lambda: standing(found))
+    begun = found.fleet.next_number
+    found.lose(next(each.number for each in found.fleet.records.values() if each.state is State.STANDBY))
+    found.run(DOUBT_SECONDS)
+    assert found.fleet.next_number == begun
     found.run(1.0)
     assert found.fleet.next_number == begun + 1
 
