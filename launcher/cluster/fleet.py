@@ -23,8 +23,8 @@ SPREAD_SECONDS: Final = 30.0
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 10.0
 RESUME_SECONDS: Final = 10.0
-"""After the loss of a replica, for which nothing is prepared while requests wait: what it takes of a host's processors
-would be missing where requests of the lost one are computed anew."""
+"""After the loss of a replica, for which none moves, and nothing is prepared while requests wait: what that takes of a
+host's processors would be missing where requests of the lost one are computed anew."""
 STANDBY_PLACE_SECONDS: Final = 30.0
 """For which one that is to stand by waits for a place; then the room that was seen has gone."""
 DOUBT_SECONDS: Final = 3.0
@@ -306,7 +306,8 @@ class Fleet:
     def _spread(self, now: float) -> list[Action]:
         """Have replicas that share a node go to nodes without any.
 
-        One that has only just begun to start does at once, those that serve one after the other.
+        One that has only just begun to start does at once, those that serve one after the other, and not right after a
+        loss: requests that move are computed anew, as those of the lost one are.
         """
         taken = Counter(each.node for each in self._in(State.STARTING, State.READY))
         better = self.room | {each.node for each in self._fresh(State.STANDBY) if each.node}
@@ -317,7 +318,7 @@ class Fleet:
         early = [each for each in early if now < each.since + EARLY_SECONDS]
         if early:
             return [self._stop(early[-1], now)]
-        if shared and self.settled and now >= self._spread_at:
+        if shared and self.settled and now >= max(self._spread_at, self._lost_at + RESUME_SECONDS):
             record = min(shared, key=lambda each: each.load.requests if each.load else 0)
             record.asked = record.moves = True
             self._spread_at = now + SPREAD_SECONDS

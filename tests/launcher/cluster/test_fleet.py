@@ -6,125 +6,9 @@ import random
 
 import pytest
 
-from launcher.cluster.autoscaler import Load, Scaling
-from launcher.cluster.fleet import (
-    DOUBT_SECONDS,
-    LONGEST_DELAY,
-    MOST_FAILURES,
-    RESUME_SECONDS,
-    Fleet,
-    Go,
-    Start,
-    State,
-    Stop,
-)
-from launcher.cluster.replica_spec import ReplicaSpec
-
-OLD, NEW = ReplicaSpec("/old", finish_seconds=20), ReplicaSpec("/new", finish_seconds=20)
-TICK = 0.25
-
-
-class Hosts:
-    """Nodes with places for replicas, which take `start` seconds to serve or to stand by, `warm` from then on to serve,
-    and `stop` to end.
-
-    Streams of a replica that drains move to any other that serves with the same bits; else they last.
-    """
-
-    def __init__(self, places, scaling, *, start=3.0, warm=0.5, stop=0.5, broken=()):
-        self.fleet = Fleet(scaling)
-        self.places = dict(places)
-        self.start, self.warm, self.stop, self.broken = start, warm, stop, set(broken)
-        self.now = 0.0
-        self.streams, self.queued = {}, 0
-        self.begun, self.ending, self.off, self.taken = {}, {}, {}, {}
-        self.least_ready = []
-
-    def kill_node(self, node):
-        del self.places[node]
-        for record in [each for each in self.fleet.records.values() if each.node == node]:
-            self.lose(record.number)
-
-    def lose(self, number, reason="killed"):
-        self.begun.pop(number, None)
-        self.ending.pop(number, None)
-        self.move(number)
-        self.fleet.ended(number, reason, self.now)
-
-    def move(self, number):
-        """To others that can go on with them; whether all are gone."""
-        record = self.fleet.records[number]
-        others = [each.number for each in self.ready() if each.bits == record.bits and each.number != number]
-        if others and self.streams.get(number):
-            self.streams[others[0]] = self.streams.get(others[0], 0) + self.streams.pop(number)
-
-    def ready(self):
-        return [each for each in self.fleet.records.values() if each.state is State.READY]
-
-    def tick(self):
-        fleet = self.fleet
-        self.begin()
-        for number, at in list(self.ending.items()):
-            if self.now >= at:
-                del self.ending[number]
-                self.fleet.ended(number, "", self.now)
-        for record in fleet.records.values():
-            if record.state is State.DRAINING:
-                self.move(record.number)
-            running = self.streams.get(record.number, 0)
-            fleet.loaded(record.number, Load(running, self.queued, capacity=64, pages_total=100, pages_idle=100))
-        taken = [each.node for each in fleet.records.values()]
-        fleet.room = frozenset(node for node, size in self.places.items() if taken.count(node) < size)
-        for action in fleet.decide(self.now):
-            if isinstance(action, Start):
-                self.begun[action.number], self.off[action.number] = self.now, action.off
-                self.taken[action.number] = action.taken
-            elif isinstance(action, Go):
-                self.begun[action.number] = self.now
-            elif isinstance(action, Stop):
-                self.begun.pop(action.number, None)
-                self.ending[action.number] = self.now + self.stop
-        self.least_ready.append(len(self.ready()))
-        self.now += TICK
-
-    def begin(self):
-        """Places are found, and starts come to their end."""
-        fleet = self.fleet
-        for number, since in list(self.begun.items()):
-            record = fleet.records[number]
-            taken = [each.node for each in fleet.records.values()]
-            free = [node for node, size in self.places.items()
-                    if taken.count(node) < size and node not in self.off[number]]  # fmt: skip
-            free.sort(key=lambda node: node in self.taken[number])
-            if not record.node and free:
-                fleet.placed(number, free[0])
-                self.begun[number] = self.now
-            elif record.node and self.now >= since + (self.warm if record.warm else self.start):
-                del self.begun[number]
-                if record.state is State.STANDBY:
-                    fleet.prepared(number)
-                    continue
-                model = fleet.specs[record.generation].model
-                if model in self.broken:
-                    fleet.ended(number, "no such file", self.now)
-                else:
-                    fleet.ready(number, f"host:{number}", (model,), self.now)
-
-    def run(self, seconds, until=lambda: False):
-        end = self.now + seconds
-        while self.now < end and not until():
-            self.tick()
-
-    def settle(self, seconds=120.0):
-        self.run(seconds, until=lambda: bool(self.fleet.records) and self.fleet.settled)
-        assert self.fleet.settled, self.fleet
-
-
-def hosts(wanted, places, standby=0, **more):
-    found = Hosts(places, Scaling(wanted, wanted, standby=standby), **more)
-    found.fleet.apply(OLD, found.fleet.scaling)
-    found.settle()
-    return found
+from launcher.cluster.autoscaler import Scaling
+from launcher.cluster.fleet import LONGEST_DELAY, MOST_FAILURES, RESUME_SECONDS, State
+from support.cluster_hosts import NEW, OLD, Hosts, hosts, nodes_of, standing
 
 
 def test_replicas_start_together():
@@ -140,10 +24,6 @@ def test_a_lost_node_is_replaced_at_once_on_another():
     assert found.now - begun < found.start + 1 and {each.node for each in found.ready()} <= {"b", "c"}
 
 
-def nodes_of(found):
-    return sorted(each.node for each in found.ready())
-
-
 def test_a_node_that_joins_gets_one_of_two_that_share_another_and_never_fewer_serve():
     found = hosts(2, {"a": 2})
     assert nodes_of(found) == ["a", "a"]
@@ -155,6 +35,18 @@ def test_a_node_that_joins_gets_one_of_two_that_share_another_and_never_fewer_se
     assert min(found.least_ready) == 2
     assert found.fleet.next_number == 4, "one was started"
     assert sum(found.streams.values()) == 6
+
+
+def test_right_after_a_loss_none_moves():
+    found = hosts(2, {"a": 1, "b": 2})
+    found.kill_node("a")
+    found.settle()
+    lost_at, begun = found.now - found.start, found.fleet.next_number
+    found.places["c"] = 1
+    found.run(lost_at + RESUME_SECONDS - 1 - found.now)
+    assert found.fleet.next_number == begun and nodes_of(found) == ["b", "b"]
+    found.run(30)
+    assert nodes_of(found) == ["b", "c"]
 
 
 def test_one_that_has_just_begun_beside_another_begins_anew_on_a_node_that_joins():
@@ -179,99 +71,6 @@ def test_a_node_with_room_that_gets_no_replica_costs_none():
     found.broken = broken
     found.run(60)
     assert nodes_of(found) == ["a", "b"]
-
-
-def standing(found):
-    return sorted(each.node for each in found.fleet.records.values() if each.state is State.STANDBY and each.prepared)
-
-
-def test_one_that_stands_by_takes_the_place_of_a_lost_one_and_another_stands_by():
-    found = hosts(2, {"a": 2, "b": 2, "c": 2}, standby=1)
-    found.run(10, until=lambda: standing(found) == ["c"])
-    assert standing(found) == ["c"]
-    lost_at, begun = found.now, found.fleet.next_number
-    found.kill_node("a")
-    found.settle()
-    assert found.now - lost_at < found.warm + 1 and nodes_of(found) == ["b", "c"]
-    found.run(20)
-    assert len(standing(found)) == 1 and found.fleet.next_number == begun + 1
-
-
-@pytest.mark.parametrize("waited", [3.0, 600.0])
-def test_nothing_is_prepared_while_requests_of_a_lost_replica_wait_elsewhere(waited):
-    found = hosts(2, {"a": 2, "b": 2, "c": 2}, standby=1)
-    found.run(10, until=lambda: standing(found))
-    lost_at, begun, found.queued = found.now, found.fleet.next_number, 7
-    found.kill_node("a")
-    found.settle()
-    found.run(lost_at + min(waited, RESUME_SECONDS) - found.now)
-    assert found.fleet.next_number == begun
-    found.queued = 7 if waited > RESUME_SECONDS else 0
-    found.run(1.0)
-    assert found.fleet.next_number == begun + 1
-
-
-def test_nothing_is_prepared_at_once_where_a_lost_one_that_stood_by_may_be_the_first_of_its_node():
-    found = hosts(2, {"a": 2, "b": 2, "c": 2}, standby=1)
-    found.run(10, until=lambda: standing(found))
-    begun = found.fleet.next_number
-    found.lose(next(each.number for each in found.fleet.records.values() if each.state is State.STANDBY))
-    found.run(DOUBT_SECONDS)
-    assert found.fleet.next_number == begun
-    found.run(1.0)
-    assert found.fleet.next_number == begun + 1
-
-
-def test_those_that_stand_by_keep_apart_so_that_one_outlives_any_node():
-    found = hosts(2, {"a": 3, "b": 3}, standby=2)
-    found.run(20)
-    assert standing(found) == ["a", "b"]
-    lost_at = found.now
-    found.kill_node("a")
-    found.settle()
-    assert found.now - lost_at < found.warm + 1
-
-
-def test_none_stands_by_where_there_is_no_room_and_a_replica_never_waits_for_one_that_does():
-    found = hosts(2, {"a": 2, "b": 1}, standby=3)
-    found.run(30)
-    assert len(standing(found)) == 1
-    found.fleet.rescale(Scaling(3, 3, standby=3))
-    began = found.now
-    found.settle()
-    assert found.now - began < found.warm + 1 and not standing(found)
-
-
-def test_a_replica_moves_to_an_empty_node_into_the_one_that_stands_by_there():
-    found = hosts(2, {"a": 3}, standby=1)
-    found.run(10)
-    found.places["b"] = 1
-    found.kill_node("a")
-    found.places["a"] = 2
-    found.settle()
-    found.run(60)
-    assert nodes_of(found) == ["a", "b"]
-
-
-def test_an_upgrade_ends_those_of_the_old_kind_that_stand_by():
-    found = hosts(2, {"a": 3, "b": 3}, standby=1)
-    found.run(10)
-    found.fleet.apply(NEW, found.fleet.scaling)
-    found.settle()
-    found.run(20)
-    assert {each.generation for each in found.fleet.records.values()} == {2} and len(standing(found)) == 1
-
-
-def test_those_that_cannot_stand_by_are_tried_again_ever_so_often():
-    found = hosts(1, {"a": 3}, standby=1)
-    found.run(1)
-    began = found.fleet.next_number
-    for _ in range(60):
-        for record in list(found.fleet.records.values()):
-            if record.state is State.STANDBY:
-                found.lose(record.number, "no such library")
-        found.run(1)
-    assert 4 <= found.fleet.next_number - began <= 7
 
 
 def test_a_replica_that_drains_is_replaced_first_then_left_by_its_streams_and_ends_in_seconds():
