@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from gateway.core.request import ChoiceRequest
 from gateway.replicas.prompt_prefix import PromptPrefix
 from gateway.replicas.replica import Replica
 from gateway.replicas.resumable_stream import ResumableStream
 from gateway.replicas.routing import RoutingPolicy
+
+MOVED_TOGETHER: Final = 8
+"""Streams of a service that drains which another one computes anew at a time: a few prefill chunks. The others go on
+where they are meanwhile."""
 
 
 class Router:
@@ -44,6 +49,25 @@ class Router:
                     other.cancel(stream)
                     stream.move()
                     self.send(replica, [stream], prompt)
+
+    @staticmethod
+    def leaving(
+        replicas: Iterable[Replica], ready: Sequence[Replica], waiting: int
+    ) -> Iterator[tuple[Replica, ResumableStream]]:
+        """Streams to take from services that drain, or that are named no more, and can go on at those that are ready.
+
+        Of a service that drains, which serves them meanwhile, so many that each ready one has MOVED_TOGETHER that have
+        lost a service and no token since, those that are `waiting` for one included; new requests do not count. All
+        where a service is named no more, as it may be gone.
+        """
+        infos = [replica.info for replica in ready if replica.info is not None]
+        room = MOVED_TOGETHER * len(infos) - waiting
+        room -= sum(stream.paused_at > 0.0 for replica in ready for stream in replica.streams)
+        for replica in replicas:
+            for stream in replica.streams if replica.draining or replica.leaving else ():
+                if (room > 0 or replica.leaving) and any(map(stream.fits, infos)):
+                    room -= 1
+                    yield replica, stream
 
     def send(self, replica: Replica, streams: Sequence[ResumableStream], prompt: PromptPrefix | None) -> None:
         """Send choices of one request; `prompt` is that of the first one, and counts once for all that share it."""

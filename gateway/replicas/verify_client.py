@@ -117,7 +117,6 @@ class VerifyClient:
             self._replicas.append(replica)
             replica.start()
             _log.info("the directory names verify service %s epoch=%d", member.address, member.epoch)
-        self._vacate()
         self._dispatch()
         if self._dropping is None:
             self._drop()
@@ -199,7 +198,6 @@ class VerifyClient:
             _log.warning("verify service %s serves another model and is not used", replica.address)
         self._router.watch(self._usable())
         self._parked.sort(self._quarantine.priority)
-        self._vacate()
         self._dispatch()
         if not len(self._quarantine):
             self._router.relieve(self._replicas, replica)
@@ -244,7 +242,7 @@ class VerifyClient:
             self._metrics.resumed(time.monotonic() - stream.paused_at)
         self._quarantine.progress(stream, time.monotonic())
         self._settle(stream)
-        if len(self._parked):
+        if len(self._parked) or any(replica.draining for replica in self._replicas):
             self._dispatch()
 
     def _usable(self) -> list[Replica]:
@@ -301,13 +299,15 @@ class VerifyClient:
 
     def _dispatch(self) -> None:
         """Send on what waits, in order, where its model is served and its place is free; the rest waits, or fails."""
+        self._vacate()
         closed: set[Replica] = set()
         for stream in self._parked:
             if not (replicas := self._ready(stream.fits)):
                 self._hold(stream)
             elif self._parked.is_due(stream, time.monotonic()):
                 self._enter(stream, replicas, closed)
-        if len(self._parked) and self._again is None and self._ready(lambda info: True):
+        waits = len(self._parked) or any(replica.draining and replica.load for replica in self._replicas)
+        if waits and self._again is None and self._ready(lambda info: True):
             self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._dispatch_again)
 
     def _dispatch_again(self) -> None:
@@ -330,11 +330,10 @@ class VerifyClient:
 
     def _vacate(self) -> None:
         """Let streams of services that drain wait for others, where there are any that can go on with them."""
-        for replica in self._replicas:
-            for stream in replica.streams if replica.draining or replica.leaving else ():
-                if self._resume_seconds and self._ready(stream.fits):
-                    replica.cancel(stream)
-                    self._pause(stream, UnavailableError(_DRAINS))
+        ready = self._ready(lambda info: True) if self._resume_seconds else []
+        for replica, stream in self._router.leaving(self._replicas, ready, len(self._parked)):
+            replica.cancel(stream)
+            self._pause(stream, UnavailableError(_DRAINS))
 
     def _drop(self) -> None:
         """Part from services named no more that have no streams; look again while some have."""

@@ -10,8 +10,10 @@ import pytest
 from gateway.core.request import ChoiceRequest, Sampling, StepOutput
 from gateway.replicas.replica import Replica
 from gateway.replicas.resumable_stream import ResumableStream
+from gateway.replicas.router import MOVED_TOGETHER
 from gateway.replicas.routing import LeastLoaded, Prefix, RoutingPolicy
 from gateway.replicas.verify_client import VerifyClient
+from slipstream.directory.member import Member
 from support.fake_verify import FakeVerify
 
 PROMPT = [3 + index % 500 for index in range(40)]
@@ -20,11 +22,11 @@ BEGUN = 4
 
 
 class Choice:
-    """A choice of four tokens, and what came of it."""
+    """A choice, and what came of it."""
 
-    def __init__(self, received: int = 0) -> None:
+    def __init__(self, received: int = 0, tokens: int = 4) -> None:
         self.ended = asyncio.Event()
-        sampling = Sampling(max_tokens=4, seed=1, ignore_eos=True)
+        sampling = Sampling(max_tokens=tokens, seed=1, ignore_eos=True)
         self.stream = ResumableStream(ChoiceRequest(PROMPT, sampling), self._deliver)
         self.stream.received = PROMPT[:received]
 
@@ -108,3 +110,39 @@ def test_nothing_moves_to_a_service_of_another_model() -> None:
         first.reset(first_seconds=600)
         asyncio.run(scenario(first, other))
         assert not other.seen.submits
+
+
+def test_streams_of_a_service_that_drains_move_a_few_at_a_time_and_the_others_go_on_meanwhile() -> None:
+    async def scenario(first: FakeVerify, second: FakeVerify) -> None:
+        client = VerifyClient([], timeout=5.0, resume_seconds=60.0, policy=LeastLoaded())
+        await client.start()
+        try:
+            client.update([Member(first.address)])
+            await until(lambda: client.ready)
+            choices = [Choice(tokens=400) for _ in range(2 * MOVED_TOGETHER + 3)]
+            client.submit([choice.stream for choice in choices])
+            await until(lambda: all(choice.stream.received for choice in choices))
+            client.update([Member(first.address), Member(second.address)])
+            await until(lambda: len(client.usable) == 2)
+            client.update([Member(first.address, draining=True), Member(second.address)])
+            await until(lambda: len(second.seen.submits) == MOVED_TOGETHER)
+            staying = [choice.stream for choice in choices if _place(choice) == first.address]
+            before = [len(stream.received) for stream in staying]
+            await until(lambda: all(len(stream.received) > was for stream, was in zip(staying, before, strict=True)))
+            assert len(second.seen.submits) == MOVED_TOGETHER
+            second.script.first_seconds = 0.0
+            for choice in choices:
+                if _place(choice) == second.address:
+                    client.cancel(choice.stream)
+            await until(lambda: all(stream.replica is client.replicas[1] for stream in staying))
+            for choice in choices:
+                if choice.stream in staying:
+                    await asyncio.wait_for(choice.ended.wait(), 60)
+                    assert choice.stream.received == (PROMPT * 10)[:400]
+        finally:
+            await client.close()
+
+    with FakeVerify() as first, FakeVerify() as second:
+        first.reset(step_seconds=0.2)
+        second.reset(first_seconds=600)
+        asyncio.run(scenario(first, second))
