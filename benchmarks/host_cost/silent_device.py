@@ -94,15 +94,17 @@ class SilentModel(GpuModel):
     def pass_costs(self) -> list[tuple[int, int, float]]:
         return [(1, 1, 4e-3), (1, 64, 4.4e-3), (1, 256, 9e-3)]
 
-    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> PassHandle:
+    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies, *, again: bool = False) -> PassHandle:
         self.last_plan = plan
-        return super().launch(plan, copies)
+        return super().launch(plan, copies, again=again)
 
-    def _receive(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, copies: CopyPlan) -> PassHandle:
+    def _receive(
+        self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, copies: CopyPlan, *, again: bool
+    ) -> PassHandle:
         if self.pass_seconds and buffer.event is None:
             buffer.reserve_state_rows(3 * self.limits.max_rows, ENTRY)
             buffer.event = Clock(self.pass_seconds)  # type: ignore[assignment]  # it takes the place of CUDA's
-        return super()._receive(bucket, plan, buffer, copies)
+        return super()._receive(bucket, plan, buffer, copies, again=again)
 
     def _run(self, bucket: Bucket, layers: int | None = None) -> None:
         plan = self.last_plan

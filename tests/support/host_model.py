@@ -44,6 +44,16 @@ class Line:
         return float(self.params.view(np.float32)[field])
 
 
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """A step's plan, its rows' ids and, by row, those of drafted ancestors; the tokens of rows that have logits."""
+
+    plan: PassPlan
+    ids: IntArray
+    paths: list[list[int]]
+    tokens: IntArray
+
+
 class HostTicket:
     """A step that was launched."""
 
@@ -55,10 +65,21 @@ class HostTicket:
         self.scores: tuple[Any, Any, Any, Any] | None = None
         self.awake = 0
         self.times = None  # a host has no clock of its own
+        self.sampled: SampledRows | None = None
+        self.first: IntArray | None = None
+        self.again = False
+        """Whether the step is to be decided again."""
         self.error: Exception | None = None
 
     def done(self) -> bool:
+        """As late as can be."""
         return self.rows is not None or self.error is not None
+
+    def wait(self) -> None:
+        self._owner.run_until(self)
+
+    def unmasked(self) -> IntArray | None:
+        return self.first
 
     def results(self) -> IntArray:
         self._owner.run_until(self)
@@ -72,6 +93,7 @@ class HostModel:
     """GpuModel's interface over a CausalLM. `journal` lists what was asked for, in order."""
 
     mode = "exact"
+    decides_again = True
 
     def __init__(self, model: CausalLM, limits: EngineConfig) -> None:
         self.config = model.config
@@ -87,6 +109,7 @@ class HostModel:
         self._results = np.zeros((0, 130), dtype=np.int32)
         self._stream: list[tuple[HostTicket | None, Callable[[], None]]] = []
         self.journal: list[str] = []
+        self.mask_rows = np.zeros((limits.max_running + scratch, -(-model.config.vocab_size // 32)), np.uint32)
 
     @property
     def first_scratch_slot(self) -> int:
@@ -136,18 +159,26 @@ class HostModel:
 
         self._stream.append((None, write))
 
-    def launch(self, plan: PassPlan) -> HostTicket:
+    def launch(self, plan: PassPlan, *, again: bool = False) -> HostTicket:
         check_plan(plan)
+        assert not any(of is not None and of.again for of, _ in self._stream), "a step is not decided again yet"
         self.journal.append("launch")
         copied = deepcopy(plan)
         ticket = HostTicket(self, plan.keep_logits)
+        ticket.again = again
         self._stream.append((ticket, lambda: self._run(copied, ticket)))
         return ticket
 
+    def decide_again(self, ticket: HostTicket, rows: IntArray) -> None:
+        assert ticket.again and [of for of, _ in self._stream if of is not None][-1:] in ([], [ticket])
+        ticket.again = False
+        if len(rows):
+            self._stream.append((ticket, lambda: self._decide_again(ticket, rows)))
+
     def run_until(self, ticket: HostTicket) -> None:
-        """Work off the stream up to a step."""
+        """Work off the stream up to a step, and what decides it again."""
         self.journal.append("results")
-        while not ticket.done():
+        while not ticket.done() or any(of is ticket for of, _ in self._stream):
             of, work = self._stream.pop(0)
             try:
                 work()
@@ -162,12 +193,27 @@ class HostModel:
         return logprobs(np.ascontiguousarray(ticket.logits[logit_indices]), chosen, top)
 
     def sample_masked(self, ticket: HostTicket, wanted: MaskedRows) -> list[int]:
-        assert ticket.logits is not None
         for _, work in self._stream:
             work()
         self._stream.clear()
-        rows = self._rows(wanted.lines.tolist(), wanted.positions, [list(path) for path in wanted.paths])
-        return sample(masked(ticket.logits[wanted.rows], list(wanted.masks)), rows).tolist()
+        return self._sampled_under(ticket, wanted.rows, wanted.masks).tolist()
+
+    def _sampled_under(self, ticket: HostTicket, rows: IntArray, masks: NDArray[np.uint32]) -> IntArray:
+        assert ticket.logits is not None and ticket.sampled is not None
+        plan, ids, paths = ticket.sampled.plan, ticket.sampled.ids, ticket.sampled.paths
+        return sample(masked(ticket.logits[rows], list(masks)), self._sampling(plan, ids, paths, rows))
+
+    def _decide_again(self, ticket: HostTicket, rows: IntArray) -> None:
+        assert ticket.sampled is not None and ticket.rows is not None
+        plan, ids = ticket.sampled.plan, ticket.sampled.ids
+        kept, sampled = rows >= 0, ticket.sampled.tokens.copy()
+        sampled[rows[kept]] = self._sampled_under(ticket, rows[kept], self.mask_rows[: len(rows)][kept])
+        ticket.first, ticket.rows = ticket.rows, ticket.rows.copy()
+        for item, result in zip(plan.deciding.tolist(), ticket.rows, strict=True):
+            if np.isin(rows, range(item[0], item[0] + item[1])).any():
+                result[:] = STALE
+                self._walk(plan, ids, sampled, item, result)
+        self._results = ticket.rows
 
     def scores(self, ticket: HostTicket) -> tuple[Any, Any, Any, Any]:
         assert ticket.scores is not None
@@ -198,7 +244,9 @@ class HostModel:
         if len(plan.scored):
             rows, tokens, tops = map(np.ascontiguousarray, plan.scored.T)
             ticket.scores = logprobs(self._model.last_logits(rows), tokens, int(tops.max()))
-        sampled = sample(ticket.logits, self._sampling(plan, ids, paths)) if len(plan.logit_rows) else ids[:0]
+        every = np.arange(len(plan.logit_rows))
+        sampled = sample(ticket.logits, self._sampling(plan, ids, paths, every)) if len(every) else ids[:0]
+        ticket.sampled = SampledRows(plan, ids, paths, sampled)
         ticket.rows = np.full((len(plan.deciding), 130), STALE, dtype=np.int32)
         for item, result in zip(plan.deciding.tolist(), ticket.rows, strict=True):
             self._walk(plan, ids, sampled, item, result)
@@ -248,8 +296,11 @@ class HostModel:
         sources = plan.write_slots[rows[1:][nodes]] if nodes else []
         self._cache.copy_slots(np.array(sources, dtype=np.int32), np.array(targets, dtype=np.int32))
 
-    def _sampling(self, plan: PassPlan, ids: IntArray, paths: list[list[int]]) -> SamplingRows:
-        rows = plan.logit_rows.tolist()
+    def _sampling(
+        self, plan: PassPlan, ids: IntArray, paths: list[list[int]], places: NDArray[np.integer]
+    ) -> SamplingRows:
+        """Of rows of logits at these places."""
+        rows = plan.logit_rows[places].tolist()
         drafted = [[int(ids[above]) for above in paths[row]] for row in rows]
         return self._rows([int(plan.lines[row]) for row in rows], plan.positions[rows], drafted)
 

@@ -71,12 +71,12 @@ def test_a_dead_end_ends_its_request_by_name_and_no_other(
     dead, alive = requests_of(GREEDY, [Grammar(regex="[a-f]{20}"), as_grammar(SCHEMAS[23])])
     allowed = RequestGrammar.allowed
 
-    def dying(self: RequestGrammar) -> AllowedTokens:
+    def dying(self: RequestGrammar, *room: Any, **options: Any) -> AllowedTokens:
         if self.length == 4 and self.has_begun and not self.allows(6):
             text = self._matcher._compiled.text
             if "a-f" in text:
                 raise GrammarFailure(DEAD_END)
-        return allowed(self)
+        return allowed(self, *room, **options)
 
     monkeypatch.setattr(RequestGrammar, "allowed", dying)
     answers, _ = run(model, compiler, [dead, alive])
@@ -111,7 +111,7 @@ def test_a_request_may_end_while_its_grammar_is_compiled(tokenizer: GrammarToken
         assert tokenizer.tokens.decode_str(list(runner.answers[again.key].token_ids[:-1])) == "ab"
 
 
-@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "compute_bitmask", "compute_ff_bytes"])
+@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "unsafe_compute_mask_ptr", "compute_ff_bytes"])
 def test_a_panic_costs_its_own_request_at_most(model: CausalLM, tokenizer: GrammarTokenizer, method: str) -> None:
     """Of the grammar that panics the first request fails by name, or goes on with another matcher."""
     held, free = requests_of(GREEDY, [Grammar(regex="[a-f]{20}"), as_grammar(SCHEMAS[23])])

@@ -142,10 +142,10 @@ def test_a_key_is_free_again_while_rows_of_its_first_owner_are_under_way(model: 
 class Refusing(HostModel):
     """Refuses to launch a pass with a certain token."""
 
-    def launch(self, plan: PassPlan) -> HostTicket:
+    def launch(self, plan: PassPlan, *, again: bool = False) -> HostTicket:
         if 511 in plan.token_ids:
             raise ValueError("this pass is not launched")
-        return super().launch(plan)
+        return super().launch(plan, again=again)
 
 
 class Breaking(HostModel):

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -48,9 +49,13 @@ def test_answers_are_those_of_plain_constrained_decoding(
     model: CausalLM,
     tokenizer: GrammarTokenizer,
     compiler: GrammarCompiler,
+    monkeypatch: pytest.MonkeyPatch,
     engine: str,
     kind: str,
 ) -> None:
+    if engine == "twins":
+        # There a pass is over as it was launched; as on a device all masks are to be there before.
+        monkeypatch.setattr("slipstream_kernels.models.gpu.graph.pass_handle.PassHandle.done", lambda _: False)
     turn = list(PARAMS).index(kind)
     chosen = SCHEMAS[turn % 4 :: 4 if engine == "cpu" else 12]
     tokens = 12 if engine == "twins" else TOKENS
@@ -66,8 +71,7 @@ def test_answers_are_those_of_plain_constrained_decoding(
             accepted, seconds = state.accepted_tokens, state.grammar_seconds
             assert seconds is not None and seconds.checks > 0 and seconds.masks > 0
             assert (seconds.drafts > 0) == (name != "none")
-            # A device ends a path where its token was illegal, as nearly all tokens of a random model are.
-            assert not accepted if name == "none" else accepted or engine != "cpu"
+            assert bool(accepted) == (name != "none")
         for answer, (tokens, reason), one in zip(answers, expected, requests, strict=True):
             assert answer.last.error is None
             assert (answer.token_ids, answer.finish_reason) == (tokens, reason), (name, one.sampling.grammar)
@@ -92,9 +96,9 @@ def test_masks_of_another_thread_change_no_token(
     threads: list[str] = []
     allowed = RequestGrammar.allowed
 
-    def counted(grammar: RequestGrammar) -> AllowedTokens:
+    def counted(grammar: RequestGrammar, *room: Any, **options: Any) -> AllowedTokens:
         threads.append(threading.current_thread().name)
-        return allowed(grammar)
+        return allowed(grammar, *room, **options)
 
     monkeypatch.setattr(RequestGrammar, "allowed", counted)
     requests = requests_of(PARAMS[kind], [as_grammar(schema) for schema in SCHEMAS[:8]])

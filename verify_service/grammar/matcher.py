@@ -106,6 +106,8 @@ class TokenMatcher:
         self._followed: list[int] = []
         self._for_output = ProcessorTime(each=OUTPUT_EACH, excess=OUTPUT_EXCESS)
         self._for_drafts = ProcessorTime(each=DRAFT_EACH, excess=DRAFT_EXCESS)
+        self._alone = False
+        """Whether it is asked for masks by itself, as one that was asked together with it took long."""
         self._broken = ""
         """Why the matcher is not where the tokens followed led; what a panic said that kept it from there."""
         self.drafting = False
@@ -154,10 +156,31 @@ class TokenMatcher:
         """Return whether the output may end here."""
         return self._ask(lambda matcher: matcher.is_accepting())
 
-    def allowed(self) -> Words:
-        """Bit i of word i // 32 says whether id i may come next: uint32 [ceil(vocab / 32)], the caller's own."""
-        mask = self._ask(lambda matcher: matcher.compute_bitmask(), tokens=_MASK)
-        return np.frombuffer(mask, np.uint32).copy()
+    def allowed(self, room: Words | None = None) -> Words:
+        """Bit i of word i // 32 says whether id i may come next: uint32 [ceil(vocab / 32)], the caller's own or `room`.
+
+        Where this raises, what is in `room` means nothing.
+        """
+        words = np.empty(-(-self._compiled.tokenizer.vocab_size // 32), np.uint32) if room is None else room
+        place, size = words.ctypes.data, words.nbytes
+        begun = time.thread_time()
+        self._ask(lambda matcher: matcher.unsafe_compute_mask_ptr(place, size), tokens=_MASK)
+        self._alone &= time.thread_time() - begun > _MASK * OUTPUT_EACH
+        return words
+
+    def asked_together(self) -> LLMatcher | None:
+        """Return what other threads may ask for a mask at once with others; None where `allowed` is to be asked.
+
+        Nobody counts what that takes of a processor: those that were asked while one took long are asked alone, and
+        those that take long then still are.
+        """
+        budget = self._for_drafts if self.drafting else self._for_output
+        return None if self._alone or self._broken or budget.is_spent else self._matcher
+
+    def answered_together(self, *, quick: bool) -> bool:
+        """Return whether that matcher has given an answer; it is asked alone from now on where not all were `quick`."""
+        self._alone |= not quick
+        return not self._matcher.is_error()
 
     def forced(self) -> bytes:
         """Return the bytes that must come next, or what may well; none where that is open."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
+from llguidance import LLMatcher
 
 from verify_service.grammar.forced_texts import ForcedTexts
 from verify_service.grammar.matcher import CompiledGrammar, GrammarFailure, TokenMatcher, Words
@@ -55,16 +56,17 @@ class RequestGrammar:
         self._eos = frozenset(tokenizer.eos_token_ids)
         self._ends = self._eos | (frozenset(stops) & frozenset(tokenizer.specials.values()))
         self._stops = frozenset(stops) | self._eos
+        self._eos_bits, self._end_bits, self._stop_bits = map(_bits_of, (self._eos, self._ends, self._stops))
         self._until_stopped = until_stopped
         self._min_tokens = min_tokens
         self._forced_texts = compiled.forced_texts
         self._matcher = TokenMatcher(compiled)
         self._begun_at = 0 if not self._starts else None
         """Output tokens in front of the first that the grammar is about; None while that has not come."""
-        self._length = 0
-        """Output tokens followed, those of a path included."""
         self._output = 0
-        """Of these, output for good."""
+        """Tokens followed that are output for good."""
+        self._path: list[int] = []
+        """Those followed behind them."""
         self._wary = 0
 
     @property
@@ -84,23 +86,27 @@ class RequestGrammar:
     @property
     def length(self) -> int:
         """Tokens followed, those of a path included."""
-        return self._length
+        return self._output + len(self._path)
 
     def follow_output(self, tokens: Sequence[int]) -> None:
-        """Take in the output so far, of which the beginning is what was taken in before; forgets any path.
+        """Take in the output so far, of which the beginning is what was taken in before; forgets any other path.
 
-        Raises GrammarFailure where the grammar does not allow it, and stays where it was.
+        Raises GrammarFailure where the grammar does not allow it, and stays within the output.
         """
-        self.go_back(self._output)
+        if len(tokens) == self._output and not self._path:
+            return
         new = tokens[self._output :]
+        self.go_back(self._output + _common(self._path, new))
+        new = new[len(self._path) :]
         if self._begun_at is None:
             at = next((index for index, token in enumerate(new) if token in self._starts), None)
             if at is not None:
                 self._matcher.follow(new[at + 1 :])
-                self._begun_at = self._output + at + 1
+                self._begun_at = len(tokens) - len(new) + at + 1
         elif new:
             self._matcher.follow(new)
-        self._output = self._length = len(tokens)
+        self._output = len(tokens)
+        self._path.clear()
 
     @property
     def forced_texts(self) -> ForcedTexts:
@@ -112,16 +118,16 @@ class RequestGrammar:
         if self._begun_at is not None:
             self._matcher.follow((token,))
         elif token in self._starts:
-            self._begun_at = self._length + 1
-        self._length += 1
+            self._begun_at = self.length + 1
+        self._path.append(token)
 
     def go_back(self, length: int) -> None:
-        """Forget tokens of a path down to this `length`."""
+        """Forget tokens of a path down to this `length`, which is not below that of the output."""
         if self._begun_at is not None:
-            self._matcher.go_back(self._length - max(length, self._begun_at))
+            self._matcher.go_back(self.length - max(length, self._begun_at))
             if self._starts and self._begun_at > length:
                 self._begun_at = None
-        self._length = length
+        del self._path[length - self._output :]
 
     def ends_output(self, token: int) -> bool:
         """Return whether this id, where it is allowed, is the output's last."""
@@ -139,20 +145,30 @@ class RequestGrammar:
             return not barred and self._matcher.is_complete()
         return 0 <= token < self._vocab_size and self._matcher.allows(token)
 
-    def allowed(self) -> AllowedTokens:
-        """Return what may come next, where the grammar has begun. Raises GrammarFailure where nothing may."""
-        words = self._matcher.allowed()
+    def allowed(self, room: Words | None = None, *, answered: bool = False) -> AllowedTokens:
+        """Return what may come next, where the grammar has begun. Raises GrammarFailure where nothing may.
+
+        room: where the words are put, instead of an array of their own. answered: the matcher `asked_together` has put
+        its mask there.
+        """
+        words = room if answered and room is not None else self._matcher.allowed(room)
         complete = self._matcher.is_complete()
-        for token in self._ends:
-            _set(words, token, on=complete)
+        for place, bit in self._end_bits:
+            words[place] = words[place] | bit if complete else words[place] & ~bit
         if not words.any():
             raise GrammarFailure(DEAD_END)
         if self._until_stopped:
-            words = _without(words, self._eos)[0]
-        if not self._stops_barred:
-            return AllowedTokens(words)
-        words, left = _without(words, self._stops)
+            _left_without(words, self._eos_bits)
+        left = not self._stops_barred or _left_without(words, self._stop_bits)
         return AllowedTokens(words, None if left else _lowest(words))
+
+    def asked_together(self) -> LLMatcher | None:
+        """Return what is asked for a mask together with others; None where `allowed` must ask, which takes count."""
+        return self._matcher.asked_together()
+
+    def answered_together(self, *, quick: bool) -> bool:
+        """Return whether what was asked so has given an answer; not `quick`: it may be the one that took long."""
+        return self._matcher.answered_together(quick=quick)
 
     @property
     def may_draft(self) -> bool:
@@ -169,23 +185,34 @@ class RequestGrammar:
 
     @property
     def _stops_barred(self) -> bool:
-        return self._length < self._min_tokens
+        return self.length < self._min_tokens
 
 
-def _set(words: Words, token: int, *, on: bool) -> None:
-    bit = np.uint32(1 << (token & 31))
-    if on:
-        words[token >> 5] |= bit
-    else:
-        words[token >> 5] &= ~bit
+def _bits_of(tokens: Collection[int]) -> list[tuple[int, np.uint32]]:
+    """Return the word and the bit of each id."""
+    return [(token >> 5, np.uint32(1 << (token & 31))) for token in tokens]
 
 
-def _without(words: Words, tokens: Collection[int]) -> tuple[Words, bool]:
-    """Return what is left without these ids, and True; or everything, and False, where that is nothing."""
-    left = words.copy()
-    for token in tokens:
-        _set(left, token, on=False)
-    return (left, True) if left.any() else (words, False)
+def _left_without(words: Words, bits: Sequence[tuple[int, np.uint32]]) -> bool:
+    """Take these ids away, and return True; or leave everything, and return False, where nothing would be left."""
+    before = [words[place] for place, _ in bits]
+    for place, bit in bits:
+        words[place] &= ~bit
+    if words.any():
+        return True
+    for (place, _), word in zip(reversed(bits), reversed(before), strict=True):
+        words[place] = word
+    return False
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with that are the same."""
+    count = 0
+    for first, second in zip(one, other, strict=False):
+        if first != second:
+            break
+        count += 1
+    return count
 
 
 def _lowest(words: Words) -> int:

@@ -76,6 +76,19 @@ class ConstrainedPath:
     def _node(self) -> int:
         return self._nodes[-1] if self._nodes else -1
 
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether anything is decided that the path may end with."""
+        return bool(self._nodes)
+
+    def cut(self) -> None:
+        """End in front of the node that the path is at, whose token is decided: it was merely not verified."""
+        self._nodes.pop()
+
+    def note_unmasked(self, token: int) -> None:
+        """Take note of what the root would have got without its mask, under which it was sampled."""
+        self._strayed = not self._masks_first and token != self._sampled[0]
+
     def begin(self) -> bool:
         """Follow what was sampled as far as that decides; return whether the next token needs a mask."""
         return self._guarded(self._begin) is True
@@ -120,7 +133,7 @@ class ConstrainedPath:
             token = self._sampled[row]
             decided = row in self._under_mask or not grammar.has_begun
             if not decided and (self._masks_first or not grammar.allows(token)):
-                self._strayed = not self._masks_first
+                self._strayed |= not self._masks_first
                 return True
             if not self._take(token):
                 return False
@@ -187,12 +200,23 @@ class ConstrainedPath:
 
 
 def decide(
-    paths: Sequence[ConstrainedPath], sample_masked: SampleMasked, seconds: GrammarSeconds
+    paths: Sequence[ConstrainedPath],
+    sample_masked: SampleMasked,
+    seconds: GrammarSeconds,
+    is_worth: Callable[[int], bool] = bool,
 ) -> list[VerifyResult]:
-    """Walk all paths to their ends; rows that need masks are sampled together. Counts what that takes in `seconds`."""
+    """Walk all paths to their ends; rows that need masks are sampled together. Counts what that takes in `seconds`.
+
+    Where only paths wait that may be cut, and so many are not worth it to sample again, they are: their next tokens
+    come with the next step.
+    """
     began, masks = time.perf_counter(), 0.0
     waiting = [path for path in paths if path.begin()]
     while waiting:
+        if all(path.may_be_cut for path in waiting) and not is_worth(len(waiting)):
+            for path in waiting:
+                path.cut()
+            break
         asked = time.perf_counter()
         due = [(path, rows) for path in waiting if (rows := path.due())]
         tokens = iter(sample_masked([*chain.from_iterable(rows for _, rows in due)]) if due else ())

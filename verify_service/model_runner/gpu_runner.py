@@ -14,10 +14,8 @@ from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.capture_layers import Bits, boundaries_of
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from slipstream_kernels.models.gpu.batch.plan_kernels import committed_rows
-from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import HiddenStateCopies, HiddenStateCopy, no_copies
 from slipstream_kernels.ops.gpu.sampling_table import FLAGS, HAS_PENALTIES, pack_line
-from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.grammar_seconds import GrammarSeconds
@@ -28,9 +26,9 @@ from verify_service.core.step_result import DeviceStepResult, StepHandle, StepTi
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates
-from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
 from verify_service.model_runner.device_trees import not_on_host, read_tree
 from verify_service.model_runner.gpu_batch import GpuBatchBuilder
+from verify_service.model_runner.gpu_constraint import TOKENS, GpuConstraint, is_penalised
 from verify_service.model_runner.logprobs import chosen_rows, logprob_entries
 from verify_service.model_runner.masks_ahead import MasksAhead
 
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 
     from slipstream_kernels.models.gpu.gpu_model import GpuModel, PassHandle
 
-_NODES, _TOKENS = 2, 2 + MAX_ROWS
-"""Columns of a ticket's results at which accepted nodes and committed tokens begin."""
+_NODES = 2
+"""Column of a ticket's results at which accepted nodes begin."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +53,8 @@ class GpuStepHandle(StepHandle):
     items: Sequence[ScheduledRequest]
     boundaries: tuple[int, ...] = ()
     routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = field(default_factory=dict)
+    ahead: MasksAhead | None = None
+    """Masks of the step, where a request of it has a grammar."""
     packed: bool = False
     """Whether states reach the host compacted to what could be accepted."""
     decisions: list[VerifyResult] = field(default_factory=list)
@@ -79,7 +79,11 @@ class GpuModelRunner:
         self._boundaries: tuple[int, ...] = ()
         self._routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = {}
         self._places: dict[RequestState, int] = {}
-        self.grammar_seconds = GrammarSeconds()
+        self._constraint = GpuConstraint(model, self.begin)
+
+    @property
+    def grammar_seconds(self) -> GrammarSeconds:
+        return self._constraint.seconds
 
     @property
     def launches_unresolved(self) -> bool:
@@ -174,36 +178,44 @@ class GpuModelRunner:
             plan.scored = self._rows.scored(items, scored)
         first_rows = plan.deciding[:, 0].tolist()
         packed = plan.has_trees and not len(plan.prefills)
+        ahead = self._constraint.masks_for(deciding)
+        again = self._constraint.decides_again(ahead)
         if self._boundaries:
-            ticket = self._model.launch(plan, partial(self._copies, items, routes, packed=packed))
+            ticket = self._model.launch(plan, partial(self._copies, items, routes, packed=packed), again=again)
         else:
-            ticket = self._model.launch(plan)
+            ticket = self._model.launch(plan, again=again)
         self._places = {item.state: place for place, item in enumerate(deciding)}
-        return GpuStepHandle(deciding, first_rows, ticket, items, self._boundaries, routes, packed)
+        return GpuStepHandle(deciding, first_rows, ticket, items, self._boundaries, routes, ahead=ahead, packed=packed)
 
     def outcome(self, launched: GpuStepHandle) -> DeviceStepResult:
-        ticket = launched.ticket
+        ticket, ahead = launched.ticket, launched.ahead
+        if ahead is not None and any(item.state.grammar is None for item in launched.deciding):
+            # Somebody may draft behind what is decided, and by the states that are kept of it.
+            self._constraint.send(ticket, ahead, launched.deciding, launched.first_rows, patient=False)
         return DeviceStepResult(ticket.decided, ticket.left, launched.routes)
 
     def start_after(self, read: torch.cuda.Event) -> None:
         self._model.start_after(read)
 
     def decide(self, launched: GpuStepHandle) -> list[VerifyResult]:
-        ahead = MasksAhead(launched.deciding)
-        self.grammar_seconds.masks += ahead.compute(launched.ticket.done)
-        results = launched.ticket.results()[: len(launched.deciding)]
+        ticket, ahead = launched.ticket, launched.ahead
+        if ahead is None:
+            results = ticket.results()[: len(launched.deciding)]
+        else:
+            self._constraint.send(ticket, ahead, launched.deciding, launched.first_rows)
+            results = self._constraint.results(ticket)[: len(launched.deciding)]
         decisions = launched.decisions
         counts = results[:, 0].tolist()
         most = max(counts, default=0)
         nodes = results[:, _NODES : _NODES + most].tolist()
-        tokens = results[:, _TOKENS : _TOKENS + most + 1].tolist()
+        tokens = results[:, TOKENS : TOKENS + most + 1].tolist()
         for item, first_row, accepted, path, along in zip(
             launched.deciding, launched.first_rows, counts, nodes, tokens, strict=True
         ):
             walk = AcceptedPath(tuple(path[:accepted]), tuple(along[: accepted + 1]))
             decisions.append(VerifyResult(item, walk, first_row))
-        if any(item.state.grammar is not None for item in launched.deciding):
-            self._constrain(launched, decisions, ahead)
+        if ahead is not None:
+            self._constraint.follow(ticket, ahead, decisions)
         return decisions
 
     def times(self, launched: GpuStepHandle) -> StepTimes | None:
@@ -234,30 +246,6 @@ class GpuModelRunner:
                         each.scored.start + 1, values[part], ranks[part], ids[part, :top], logs[part, :top]
                     )
         return launched.scores[item]
-
-    def _constrain(self, launched: GpuStepHandle, decisions: list[VerifyResult], ahead: MasksAhead) -> None:
-        """Decide anew what grammars have a say in: the device's path, as far as they follow it.
-
-        Requests that have ended since the launch have no line any more, and nothing is decided of them.
-        """
-        held: list[tuple[int, ConstrainedPath]] = []
-        for place, (item, (nodes, tokens), first_row, _) in enumerate(decisions):
-            if (grammar := item.state.grammar) is not None and not item.state.finished:
-                sampled = dict(zip((0, *(1 + node for node in nodes)), tokens, strict=True))
-                held.append((place, ConstrainedPath(item, grammar, first_row, sampled, ahead.of(item))))
-                if is_penalised(item.state):
-                    self.begin(item.state)  # its output counts are those before the step again
-
-        def sample_masked(rows: Sequence[MaskedRow]) -> Sequence[int]:
-            table = np.array([(each.row, each.item.state.kv.req_index, each.position) for each in rows], np.int32)
-            numbers, lines, positions = np.ascontiguousarray(table.T)
-            paths, words = [each.tokens for each in rows], np.stack([each.words for each in rows])
-            wanted = MaskedRows(numbers, lines, positions, paths, words)
-            return self._model.sample_masked(launched.ticket, wanted)
-
-        decided = decide([path for _, path in held], sample_masked, self.grammar_seconds)
-        for (place, _), decision in zip(held, decided, strict=True):
-            decisions[place] = decision
 
     def _know(self, items: Sequence[ScheduledRequest]) -> None:
         """Wait for the trees that the device has alone where the pass cannot take them from there."""
@@ -320,13 +308,6 @@ class GpuModelRunner:
             launched.logprobs[decision.first_row] = logprob_entries(
                 chosen[start:end], values[start:end], ranks[start:end], ids[start:end, :top], logs[start:end, :top]
             )
-
-
-def is_penalised(state: RequestState) -> bool:
-    """Return whether a request's tokens depend on how often each was output."""
-    params = state.parameters.sampling
-    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-    return penalties != (1.0, 0.0, 0.0)
 
 
 def _rows_of(ticket: PassHandle) -> Bits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +224,7 @@ def panicking(tokenizer: GrammarTokenizer, when: Callable[[str, int], bool], *, 
     return compiled
 
 
-@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "compute_bitmask", "is_accepting"])
+@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "unsafe_compute_mask_ptr", "is_accepting"])
 def test_a_panic_is_tried_again_by_a_matcher_that_has_seen_nothing_else(
     tokenizer: GrammarTokenizer, method: str
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_panic_is_tried_again_by_a_matcher_that_has_seen_nothing_else(
     assert panicked.allows(EOS)
 
 
-@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "compute_bitmask", "is_accepting"])
+@pytest.mark.parametrize("method", ["consume_tokens", "validate_tokens", "unsafe_compute_mask_ptr", "is_accepting"])
 def test_a_panic_that_comes_again_fails_its_request_by_name(tokenizer: GrammarTokenizer, method: str) -> None:
     compiled = panicking(tokenizer, lambda name, followed: (name, followed) == (method, 1), renewable=False)
     grammar = RequestGrammar(compiled)
@@ -284,3 +284,35 @@ def test_of_a_text_that_cannot_be_split_its_first_tokens_are_drafted(tokenizer: 
     panicking_tokens = replace(tokenizer, tokens=failing_tokens(), vocab_size=257, eos_token_ids=(0,))
     tree = ForcedTexts(panicking_tokens).tree(b"abc", 8, 8)
     assert tree is not None and tree.token_ids == (1 + ord("a"),)
+
+
+def test_a_path_that_becomes_output_is_not_followed_again(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, (a,), (b,) = 40, of(tokenizer, "a"), of(tokenizer, "b")
+    followed: list[tuple[int, ...]] = []
+    follow = TokenMatcher.follow
+
+    def noted(matcher: TokenMatcher, tokens: Sequence[int]) -> None:
+        followed.append(tuple(tokens))
+        follow(matcher, tokens)
+
+    monkeypatch.setattr(TokenMatcher, "follow", noted)
+    grammar = RequestGrammar(compiled_of(Grammar(regex="[ab]{6}"), tokenizer), starts_after=(start,))
+    for token in (9, start, a, b):
+        grammar.step(token)
+    grammar.follow_output([9, start, a, b, a])
+    assert followed == [(a,), (b,), (a,)] and grammar.length == 5
+    for token in (a, a):
+        grammar.step(token)
+    grammar.follow_output([9, start, a, b, a, a, b])
+    assert followed[3:] == [(a,), (a,), (b,)] and ids(grammar.allowed().words) == [a, b]
+    grammar.follow_output([9, start, a, b, a, a, b])
+    grammar.step(a)
+    grammar.follow_output([9, start, a, b, a, a, b])
+    assert grammar.length == 7 and len(followed) == 7
+    other = RequestGrammar(compiled_of(Grammar(regex="[ab]{6}"), tokenizer), starts_after=(start,))
+    for token in (start, a):
+        other.step(token)
+    other.follow_output([9, 9, 9])  # where the grammar does not begin
+    assert not other.has_begun and other.length == 3

@@ -136,3 +136,41 @@ def test_a_path_tells_whether_a_token_was_illegal(tokenizer: GrammarTokenizer) -
     assert not walk.grammar.strays
     walk.run({0: 400, 1: walk.a}, {})
     assert walk.grammar.strays
+
+
+def test_paths_are_cut_where_it_is_not_worth_it_to_sample_again(tokenizer: GrammarTokenizer) -> None:
+    """Not in front of a root, which must have a token, and then the others have theirs, too."""
+    asked: list[int] = []
+
+    def is_worth(waiting: int) -> bool:
+        asked.append(waiting)
+        return False
+
+    strays, at_root = Walk(tokenizer, GREEDY), Walk(tokenizer, FILTERED)
+    sampled = {0: strays.a, 1: strays.b, 2: 400}
+    for beside in (False, True):
+        paths = [ConstrainedPath(strays.item, strays.grammar, 10, sampled | {1: strays.a})]
+        paths += [ConstrainedPath(at_root.item, at_root.grammar, 20, {0: at_root.a})] * beside
+        sampled_again: list[list[int]] = []
+
+        def sample_masked(rows: Sequence[MaskedRow], again: list[list[int]] = sampled_again) -> list[int]:
+            again.append([each.row for each in rows])
+            return [strays.b for _ in rows]
+
+        first, *others = decide(paths, sample_masked, strays.seconds, is_worth)
+        if beside:
+            assert sampled_again == [[12, 20]]
+            assert first.path == ((0, 1), (strays.a, strays.a, strays.b)) and others[0].path == ((), (strays.b,))
+        else:
+            assert not sampled_again and first.path == ((0,), (strays.a, strays.a))
+        assert strays.grammar.strays
+    assert asked == [1]
+
+
+def test_what_a_root_would_have_got_without_its_mask_tells_whether_it_strays(tokenizer: GrammarTokenizer) -> None:
+    for params, token, strays in ((GREEDY, 400, True), (GREEDY, None, False), (FILTERED, 400, False)):
+        walk = Walk(tokenizer, params)
+        path = ConstrainedPath(walk.item, walk.grammar, 10, {0: walk.a}, {}, {0})
+        path.note_unmasked(walk.a if token is None else token)
+        decide([path], lambda _: pytest.fail("nothing is left to sample"), walk.seconds)
+        assert walk.grammar.strays == strays

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slipstream.grammar.grammar import Grammar
@@ -107,7 +108,7 @@ def test_a_line_may_be_given_away_behind_a_step_that_still_uses_it(model: Causal
 
 
 class Observed(HostModel):
-    """Keeps the lines that it was asked to write, or to sample under masks."""
+    """Keeps the lines that it was asked to write, or to sample under masks, in the second way or in the pass."""
 
     def __init__(self, model: CausalLM, config: EngineConfig) -> None:
         super().__init__(model, config)
@@ -118,8 +119,18 @@ class Observed(HostModel):
         super().set_line(line, *args, **kwargs)
 
     def sample_masked(self, ticket: HostTicket, wanted: MaskedRows) -> list[int]:
-        self.lines += wanted.lines.tolist()
+        self._note(ticket, wanted.rows)
         return super().sample_masked(ticket, wanted)
+
+    def decide_again(self, ticket: HostTicket, rows: np.ndarray) -> None:
+        super().decide_again(ticket, rows)
+        ticket.wait()
+        self._note(ticket, rows[rows >= 0])
+
+    def _note(self, ticket: HostTicket, rows: np.ndarray) -> None:
+        assert ticket.sampled is not None
+        plan = ticket.sampled.plan
+        self.lines += plan.lines[plan.logit_rows[rows]].tolist()
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])

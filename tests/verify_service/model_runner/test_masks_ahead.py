@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from slipstream.grammar.grammar import Grammar
@@ -18,6 +19,7 @@ from verify_service.core.request import SamplingParams
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.grammar.compiler import _compiled
 from verify_service.grammar.forced_texts import ForcedTexts
+from verify_service.grammar.mask_batch import MaskBatch
 from verify_service.grammar.matcher import GrammarFailure
 from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
 from verify_service.model_runner.masks_ahead import MasksAhead
@@ -55,13 +57,17 @@ def same(early: AllowedTokens, late: AllowedTokens) -> bool:
     return early.words.tolist() == late.words.tolist() and early.only == late.only
 
 
+def batch(threads: int = 1, rows: int = 32) -> MaskBatch:
+    return MaskBatch(np.full((rows, 16), 0xFFFFFFFF, np.uint32), threads)
+
+
 def stop_after(count: int) -> Iterator[bool]:
     return chain([False] * count, repeat(True))
 
 
 def test_masks_are_those_of_a_late_question(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, FILTERED)
-    ahead = MasksAhead([held.item])
+    ahead = MasksAhead([held.item], batch())
     ahead.compute(lambda: False)
     masks = ahead.of(held.item)
     assert sorted(masks) == [0, 1, 2, 4], "node 2 is illegal, and decides nothing"
@@ -74,7 +80,7 @@ def test_masks_are_those_of_a_late_question(tokenizer: GrammarTokenizer) -> None
 def test_roots_come_first_then_the_likeliest_nodes_and_none_once_the_pass_is_over(tokenizer: GrammarTokenizer) -> None:
     first, second = Held(tokenizer, FILTERED), Held(tokenizer, FILTERED)
     for count, expected in ((0, ([], [])), (2, ([0], [0])), (3, ([0, 4], [0])), (5, ([0, 1, 4], [0, 4]))):
-        ahead = MasksAhead([first.item, second.item])
+        ahead = MasksAhead([first.item, second.item], batch())
         over = stop_after(count)
         ahead.compute(lambda over=over: next(over))  # type: ignore[misc]
         assert (sorted(ahead.of(first.item)), sorted(ahead.of(second.item))) == expected
@@ -83,25 +89,25 @@ def test_roots_come_first_then_the_likeliest_nodes_and_none_once_the_pass_is_ove
 def test_what_is_needed_in_any_case_is_computed_at_last(tokenizer: GrammarTokenizer) -> None:
     filtered, straying = Held(tokenizer, FILTERED), Held(tokenizer, GREEDY)
     straying.grammar.end_step(strayed=True)
-    ahead = MasksAhead([straying.item, filtered.item])
+    ahead = MasksAhead([straying.item, filtered.item], batch())
     ahead.finish()
     assert sorted(ahead.of(filtered.item)) == [0] and not ahead.of(straying.item) and not ahead
 
 
 def test_checked_tokens_have_masks_only_behind_illegal_ones(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, GREEDY)
-    assert not MasksAhead([held.item])
+    assert not MasksAhead([held.item], batch())
     held.grammar.end_step(strayed=True)
     for _ in range(8):
-        assert MasksAhead([held.item])
+        assert MasksAhead([held.item], batch())
         held.grammar.end_step(strayed=False)
-    assert not MasksAhead([held.item])
+    assert not MasksAhead([held.item], batch())
 
 
 def test_a_grammar_begins_within_a_drafted_path(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, FILTERED)
     held.grammar = held.item.state.grammar = Held(tokenizer, FILTERED, starts_after=(held.a,)).grammar
-    ahead = MasksAhead([held.item])
+    ahead = MasksAhead([held.item], batch())
     ahead.compute(lambda: False)
     assert sorted(ahead.of(held.item)) == [1, 2]
 
@@ -109,7 +115,7 @@ def test_a_grammar_begins_within_a_drafted_path(tokenizer: GrammarTokenizer) -> 
 def test_ends_that_must_wait_are_no_rows_to_sample(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, replace(FILTERED, max_tokens=9), min_tokens=9, stops=(2,))
     held.item = ScheduledRequest(held.item.state, 1, TokenTree.chain([held.a] * 6))
-    ahead = MasksAhead([held.item])
+    ahead = MasksAhead([held.item], batch())
     ahead.compute(lambda: False)
     assert ahead.of(held.item)[6].only == 2
 
@@ -120,11 +126,49 @@ def test_a_failure_leaves_its_row_without_a_mask(
     for error in (GrammarFailure("a limit"), OverflowError("odd")):
         failing, other = Held(tokenizer, FILTERED), Held(tokenizer, FILTERED)
 
-        def fail(error: Exception = error) -> AllowedTokens:
+        def fail(*_: object, error: Exception = error, **__: object) -> AllowedTokens:
             raise error
 
         monkeypatch.setattr(failing.grammar, "allowed", fail)
-        ahead = MasksAhead([failing.item, other.item])
+        ahead = MasksAhead([failing.item, other.item], batch())
         ahead.compute(lambda: False)
         assert not ahead.of(failing.item) and sorted(ahead.of(other.item)) == [0, 1, 2, 4]
     assert [record.message for record in caplog.records] == ["a grammar could not be asked ahead"]
+
+
+def test_masks_of_several_threads_are_the_same(tokenizer: GrammarTokenizer) -> None:
+    """Roots that are as urgent are asked for together, then one node of each request."""
+    held = [Held(tokenizer, FILTERED) for _ in range(3)] + [Held(tokenizer, GREEDY) for _ in range(2)]
+    held[3].grammar.end_step(strayed=True)
+    expected = {}
+    for threads in (1, 3):
+        ahead = MasksAhead([each.item for each in held], batch(threads), all_roots=True)
+        rounds = 0
+        while ahead:
+            ahead.compute(stop_after(1).__next__)
+            rounds += 1
+        found = [
+            {row: (allowed.words.tolist(), allowed.only) for row, allowed in ahead.of(each.item).items()}
+            for each in held
+        ]
+        assert [sorted(masks) for masks in found] == [[0, 1, 2, 4]] * 4 + [[0]]
+        assert rounds == (17 if threads == 1 else 6)
+        expected = expected or found
+        assert found == expected
+        rows = [row for each in held for row in ahead.rows_of(each.item).values()]
+        assert sorted(rows) == list(range(17)) and ahead.taken == 17
+
+
+def test_no_more_masks_are_computed_than_there_is_room_for(tokenizer: GrammarTokenizer) -> None:
+    held = Held(tokenizer, FILTERED)
+    ahead = MasksAhead([held.item], batch(rows=2))
+    ahead.compute(lambda: False)
+    assert sorted(ahead.of(held.item)) == [0, 4] and not ahead
+
+
+def test_a_row_without_a_choice_is_none_to_sample(tokenizer: GrammarTokenizer) -> None:
+    held = Held(tokenizer, replace(FILTERED, max_tokens=9), min_tokens=9, stops=(2,))
+    held.item = ScheduledRequest(held.item.state, 1, TokenTree.chain([held.a] * 6))
+    ahead = MasksAhead([held.item], batch())
+    ahead.compute(lambda: False)
+    assert sorted(ahead.rows_of(held.item)) == list(range(6)) and 6 in ahead.of(held.item)

@@ -24,10 +24,10 @@ LEAST = EngineConfig(num_pages=1, page_size=1, max_running=1, max_nodes=1, step_
 class Kinds(HostModel):
     """Notes the kinds of passes."""
 
-    def launch(self, plan: PassPlan) -> HostTicket:
+    def launch(self, plan: PassPlan, *, again: bool = False) -> HostTicket:
         kinds = (plan.has_trees, len(plan.prefills) > 0, plan.keep_logits)
         self.journal.append(str(kinds))
-        return super().launch(plan)
+        return super().launch(plan, again=again)
 
 
 def test_prompts_trees_and_logprobs_are_run(model: CausalLM) -> None:

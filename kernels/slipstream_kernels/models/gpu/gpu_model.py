@@ -16,7 +16,7 @@ from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of, buckets_of
-from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
+from slipstream_kernels.models.gpu.batch.device_plan import PlanLayouts
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
@@ -24,7 +24,7 @@ from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER, TRITON
 from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward
 from slipstream_kernels.models.gpu.forward.kv_store import KVStore
-from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, sample_masked
+from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, Words
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
@@ -36,8 +36,10 @@ from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool
 from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
 from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer, PinnedBuffers
 from slipstream_kernels.models.gpu.graph.stream_context import StreamContext
+from slipstream_kernels.models.gpu.masked_decision import MaskedDecision
 from slipstream_kernels.models.gpu.memory_plan import GpuMemoryPlan, kv_bytes_per_token, resolved_limits
 from slipstream_kernels.models.gpu.outcome_selector import OutcomeSelector
+from slipstream_kernels.models.gpu.pass_results import PassResults
 from slipstream_kernels.models.gpu.profile_passes import measure_pass_costs
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import shard_of
@@ -57,6 +59,8 @@ class GpuModel:
 
     takes_device_trees = True
     """Whether a plan may have trees that are drafted on the model's device."""
+    decides_again = True
+    """Whether there is `decide_again`."""
 
     def __init__(
         self,
@@ -83,13 +87,12 @@ class GpuModel:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
             self._on_own_stream = StreamContext(self._stream)
         self._buckets = buckets_of(weights.shard, limits, plain=attention == FLASHINFER)
-        self._layouts: dict[Bucket, PlanLayout] = {}
+        self._layout = PlanLayouts(limits, weights.shard).of
         with self._on_stream():
             self._tables = RequestTables(limits, self.config.vocab_size, device)
             self._pool = BufferPool(weights.shard, limits, device, library=mode == "fast")
-            self._kept_logits = torch.empty(
-                limits.max_decode_rows, self.config.vocab_size, dtype=torch.float32, device=device
-            )
+            vocab_size = self.config.vocab_size
+            kept_logits = torch.empty(limits.max_decode_rows, vocab_size, dtype=torch.float32, device=device)
             self.kv = KVStore.empty(weights.shard, limits, device)
             self._adapters = GpuAdapters(weights.shard, limits, device) if limits.max_adapters else None
             positions = PositionTables.of(self.config, limits.max_context, device)
@@ -104,6 +107,8 @@ class GpuModel:
             )
             self._scorer = RowScorer(self._forward, weights.shard, limits, ops, device)
             self._sender = HiddenStateSender(limits, self.config.hidden_size, device, ops.copy_states)
+            self._masked = MaskedDecision(self._forward, self._pool, self._layout, self._plan, limits, vocab_size)
+        self._results = PassResults(self._pool, kept_logits, self._sender, self._masked)
         self._host = PinnedBuffers(words, limits.max_running, RESULT_WIDTH, device, self._pool.awake)
         meeting = max(2, self.config.layers_of_all_kinds)
         self._graphs = GraphRunner[Bucket](self._run, lambda bucket: self._run(bucket, layers=meeting), timed=device)
@@ -157,9 +162,9 @@ class GpuModel:
         progress: bool = False,
     ) -> Self:
         """A model of weights that are on their device already; else as `load`."""
-        device = weights.embedding.device
+        held, device = weights.nbytes, weights.embedding.device
         resolved, memory = resolved_limits(
-            weights.shard, limits, device, mode, attention, group, held=weights.nbytes, capture=capture
+            weights.shard, limits, device, mode, attention, group, held=held, capture=capture
         )
         return cls._started(weights, resolved, memory, mode, attention, ops, group, capture=capture, progress=progress)
 
@@ -183,6 +188,7 @@ class GpuModel:
                 buckets = model._buckets.all()
                 model._graphs.capture(buckets, model._prepare, progress=progress)
                 model._outcome_selector.capture(buckets, model._prepare, progress=progress)
+                model._masked.compile(buckets[0])
         return model
 
     @property
@@ -270,14 +276,13 @@ class GpuModel:
         self.wait()
         return captured
 
-    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> PassHandle:
+    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies, *, again: bool = False) -> PassHandle:
         """Queue a pass, and where it keeps states the `copies` of them, whose rows are those of a plan in order.
 
-        One with choices follows the last pass launched. Raises ValueError for one that is larger than the limits; then
-        nothing was queued.
+        One with choices follows the last pass launched. again: `decide_again` comes before the next one, and queues the
+        copies. Raises ValueError for a plan that is larger than the limits; then nothing was queued.
         """
-        if not plan.in_order:
-            plan = plan.reordered()
+        plan = plan if plan.in_order else plan.reordered()
         bucket = bucket_of(self._buckets, plan, self._weights.shard)
         has_adapters = self._adapters is not None and self._tables.has_adapters(plan.lines)
         bucket = bucket._replace(boundaries=self._boundaries, adapters=has_adapters)
@@ -294,7 +299,7 @@ class GpuModel:
                     self._outcome_selector.hand(bucket, plan.trees.queue())
                 self._outcome_selector.run(bucket)
             self._graphs.run(bucket)
-            ticket = self._receive(bucket, plan, buffer, copies)
+            ticket = self._receive(bucket, plan, buffer, copies, again=again)
             if len(plan.scored):
                 ticket.scores = self._scorer.queue(self._pool.of(bucket).x, plan.scored)
         buffer.ticket = ticket
@@ -323,10 +328,23 @@ class GpuModel:
             self._ops.logprobs(ticket.logits, rows, tokens, top, of_chosen, ranks, ids, of_ids)
             return of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), of_ids.cpu().numpy()
 
+    @property
+    def mask_rows(self) -> Words:
+        """Masks for `decide_again`, uint32 [max_decode_rows, words]; they stay until that is over."""
+        return self._masked.room.rows
+
+    def decide_again(self, ticket: PassHandle, rows: Int32) -> None:
+        """Queue behind the last pass launched what decides its items again by n `mask_rows`, the first ones.
+
+        rows: int32 [n], places among its logits, below 0 for none. Lines with penalties were set as before the pass.
+        """
+        with self._on_stream():
+            self._results.again(ticket, rows)
+
     def sample_masked(self, ticket: PassHandle, wanted: MaskedRows) -> list[int]:
         """Sample rows of the last pass launched again; waits for it."""
         with self._on_stream():
-            return sample_masked(ticket.logits, wanted, self._tables.sampling, self._ops)
+            return self._masked.sample(ticket.bucket, wanted)
 
     def scores(self, ticket: PassHandle) -> tuple[Float32, Int32, Int32, Float32]:
         """As `logprobs`, of the rows that the plan names as `scored`; they may be asked for at any time."""
@@ -356,13 +374,6 @@ class GpuModel:
             return nullcontext()
         return self._on_own_stream if stream is None else torch.cuda.stream(stream)
 
-    def _layout(self, bucket: Bucket) -> PlanLayout:
-        bucket = bucket.without_states
-        layout = self._layouts.get(bucket)
-        if layout is None:
-            layout = self._layouts[bucket] = PlanLayout.of(bucket, self.limits, self._weights.shard)
-        return layout
-
     def _run(self, bucket: Bucket, layers: int | None = None) -> None:
         self._forward.run(bucket, self._layout(bucket).views(self._plan), layers)
 
@@ -381,14 +392,8 @@ class GpuModel:
         memory, on_device = buffer.part(layout.words, self._plan)
         on_device.copy_(memory, non_blocking=True)
 
-    def _receive(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, copies: CopyPlan) -> PassHandle:
-        """Queue the copy of a pass's results to the host."""
-        source = self._pool.of(bucket)
-        decided = buffer.receive(source, len(plan.deciding))
-        logits = source.logits[: len(plan.logit_rows)]
-        kept = self._kept_logits[: len(logits)] if plan.keep_logits else None
-        states = None
-        if bucket.boundaries:
-            states = self._sender.send(source.states, source.result, plan.rows, copies(), buffer)
-        told = buffer.result.numpy(), buffer.awake.numpy()
-        return PassHandle(*told, decided, logits, kept, buffer.event, states, self._graphs.times)
+    def _receive(
+        self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, copies: CopyPlan, *, again: bool
+    ) -> PassHandle:
+        """Queue what follows a pass."""
+        return self._results.queue(bucket, plan, copies, buffer, self._graphs.times, again=again)

@@ -15,6 +15,7 @@ from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import FLASHINFER
+from slipstream_kernels.models.gpu.forward.masked_sampling import MaskRoom
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
 from slipstream_kernels.models.gpu.forward.row_scores import RowScorer
@@ -164,7 +165,10 @@ def _plan_at(
         pages=0,
         scratch=limits.scratch_slots * per_token,
         partials=buffers["partials"] + (PlainAttention.num_bytes(shard, limits) if plain else 0),
-        logits=buffers["logits"] + kept_logits + RowScorer.num_bytes(shard, limits),
+        logits=buffers["logits"]
+        + kept_logits
+        + RowScorer.num_bytes(shard, limits)
+        + MaskRoom.num_bytes(limits, shard.config.vocab_size),
         activations=buffers["activations"] + HiddenStateSender.num_bytes(limits, shard.config.hidden_size),
         tables=RequestTables(limits, shard.config.vocab_size, "meta").nbytes
         + PositionTables.num_bytes(shard.config, limits.max_context),

@@ -33,13 +33,13 @@ def _compact_kv(
     NODES: tl.constexpr,
     RESULT: tl.constexpr,
 ) -> None:
-    """One head of one layer for one item a program; a padding item has accepted nothing."""
+    """One head of one layer for one item a program; a padding item, or one that is left out, has accepted nothing."""
     release_next()
     wait_for_previous()
     head = tl.program_id(0).to(tl.int64) * head_stride
     item = tl.program_id(1)
     columns = tl.arange(0, HEAD_DIM)[None, :]
-    accepted = tl.load(result + item * RESULT)
+    accepted = tl.load(result + item * RESULT, mask=tl.load(deciding + item * 4 + 1) >= 0, other=0)
     first = tl.load(deciding + item * 4)
     line = tl.load(deciding + item * 4 + 2)
     base = tl.load(deciding + item * 4 + 3)
@@ -114,8 +114,8 @@ def compact_kv_reference(
     page_size: int,
 ) -> None:
     """The same in torch."""
-    for (first, _, line, base), outcome in zip(deciding.tolist(), result, strict=True):
-        nodes = outcome[2 : 2 + int(outcome[0])].long()
+    for (first, count, line, base), outcome in zip(deciding.tolist(), result, strict=True):
+        nodes = outcome[2 : 2 + int(outcome[0])].long() if count >= 0 else outcome[:0].long()
         source = write_slots[logit_rows[first + 1 + nodes].long()].long()
         positions = base + torch.arange(len(nodes), device=nodes.device)
         target = page_table[line, positions // page_size].long() * page_size + positions % page_size

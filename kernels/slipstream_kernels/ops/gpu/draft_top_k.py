@@ -110,7 +110,7 @@ def _best_of_part(
         position = tl.load(positions + row) + 1
         request_row = (
             logits + index.to(tl.int64) * logits_stride, vocab_size, row, line, position, paths, depths, places,
-            parameters, token_flags, output_counts, bias,
+            parameters, token_flags, output_counts, bias, depths,
         )  # fmt: skip
         noisy = float_field(parameters, line, _TEMPERATURE) > 0
         own = start + tl.arange(0, BLOCK)

@@ -18,6 +18,7 @@ import triton.language as tl
 from slipstream_kernels.ops.gpu import sampling_table as table
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.logits import float_field, process_row_reference, processed, row_arguments
+from slipstream_kernels.ops.gpu.masked_rows import chosen_row, chosen_rows_reference, mask_row, masked_arguments
 from slipstream_kernels.ops.gpu.sampling_table import SamplingTensors
 from slipstream_kernels.ops.gpu.sort_keys import (
     LARGEST_KEY,
@@ -74,13 +75,13 @@ def is_kept(x: tl.tensor, ids: tl.tensor, thresholds: tl.tensor, index: tl.tenso
 
 
 @triton.jit
-def _extent(request_row: tl.tuple, BLOCK: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _extent(request_row: tl.tuple, BLOCK: tl.constexpr, MASKED: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Lowest and highest key of the candidates, which are the tokens above minus infinity, and their number."""
     count = tl.zeros((BLOCK,), tl.int32)
     low = tl.full((BLOCK,), _HIGHEST, tl.uint32)
     high = tl.zeros((BLOCK,), tl.uint32)
     for start in range(0, request_row[1], BLOCK):
-        keys = sort_key(processed(request_row, start, BLOCK))
+        keys = sort_key(processed(request_row, start, BLOCK, MASKED))
         candidate = keys > _LOWEST
         count += candidate.to(tl.int32)
         low = tl.minimum(low, tl.where(candidate, keys, _HIGHEST))
@@ -97,6 +98,7 @@ def _fill(
     by_weight: tl.tensor,
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> tl.tensor:
     """Masses of kept tokens with keys in [low, high], by (high - key) >> shift: int64 [BINS]."""
     low, high, shift = interval
@@ -106,7 +108,7 @@ def _fill(
     tl.store(bins, tl.zeros((BINS,), tl.int64))
     tl.debug_barrier()
     for start in range(0, request_row[1], BLOCK):
-        x = processed(request_row, start, BLOCK)
+        x = processed(request_row, start, BLOCK, MASKED)
         keys = sort_key(x)
         member = (keys >= low) & (keys <= high) & ((keys > threshold) | (start + tl.arange(0, BLOCK) <= last))
         mass = tl.where(by_weight, mass_of(x, peak), 1)
@@ -116,12 +118,14 @@ def _fill(
 
 
 @triton.jit
-def _nth_equal(request_row: tl.tuple, key: tl.tensor, number: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+def _nth_equal(
+    request_row: tl.tuple, key: tl.tensor, number: tl.tensor, BLOCK: tl.constexpr, MASKED: tl.constexpr
+) -> tl.tensor:
     """Id of the `number`-th token, from 1, whose key is `key`."""
     seen = number * 0
     found = tl.full((BLOCK,), -1, tl.int32)
     for start in range(0, request_row[1], BLOCK):
-        equal = sort_key(processed(request_row, start, BLOCK)) == key
+        equal = sort_key(processed(request_row, start, BLOCK, MASKED)) == key
         rank = seen + tl.cumsum(equal.to(tl.int32), 0)
         found = tl.where(equal & (rank == number), start + tl.arange(0, BLOCK), found)
         seen += tl.sum(equal.to(tl.int32), 0)
@@ -139,6 +143,7 @@ def _keep_prefix(
     by_weight: tl.tensor,
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Threshold and last id of the shortest prefix of kept tokens.
 
@@ -155,7 +160,7 @@ def _keep_prefix(
         shift = (high - low) * 0
         while ((high - low) >> shift) >= BINS:
             shift += 1
-        masses = _fill(request_row, histogram, (low, high, shift), kept, by_weight, BLOCK, BINS)
+        masses = _fill(request_row, histogram, (low, high, shift), kept, by_weight, BLOCK, BINS, MASKED)
         if target == 0:
             target = tl.maximum(tl.ceil(share.to(tl.float64) * tl.sum(masses, 0).to(tl.float64)).to(tl.int64), 1)
         sums = before + tl.cumsum(masses, 0)
@@ -168,7 +173,7 @@ def _keep_prefix(
     mass = tl.where(by_weight, mass_of(value_of(high), peak), 1)
     needed = (target - before + mass - 1) // mass
     if needed * mass < at_edge:
-        last = _nth_equal(request_row, high, needed.to(tl.int32), BLOCK)
+        last = _nth_equal(request_row, high, needed.to(tl.int32), BLOCK, MASKED)
     elif high > threshold:
         last = request_row[1] - 1
     return high, last
@@ -191,25 +196,29 @@ def _filter_rows(
     bias: tl.tensor,
     histograms: tl.tensor,
     thresholds: tl.tensor,
+    chosen: tl.tensor,
+    masks: tl.tensor,
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> None:
     """One row of logits a program; rows without a filter are left alone."""
     release_next()
     wait_for_previous()
     index = tl.program_id(0)
-    row = tl.load(logit_rows + index)
+    place, row = chosen_row(index, logit_rows, chosen, MASKED)
     line = tl.load(lines + tl.maximum(row, 0))
     if (row >= 0) & is_filtered(parameters, line):
         request_row = (
-            logits + index.to(tl.int64) * logits_stride, vocab_size, row, line, tl.load(positions + row) + 1,
+            logits + place.to(tl.int64) * logits_stride, vocab_size, row, line, tl.load(positions + row) + 1,
             paths, depths, resolved_ids, parameters, token_flags, output_counts, bias,
+            mask_row(index, masks, vocab_size),
         )  # fmt: skip
         histogram = histograms + index.to(tl.int64) * BINS
         top_k = tl.load(parameters + line.to(tl.int64) * _FIELDS + _TOP_K)
         top_p = float_field(parameters, line, _TOP_P)
         min_p = float_field(parameters, line, _MIN_P)
-        threshold, highest, candidates = _extent(request_row, BLOCK)
+        threshold, highest, candidates = _extent(request_row, BLOCK, MASKED)
         last = (index * 0) + vocab_size - 1
         if candidates > 0:
             peak = value_of(highest)
@@ -217,8 +226,9 @@ def _filter_rows(
                 by_weight = stage == 1
                 if ((stage == 0) & (top_k > 0) & (top_k < candidates)) | (by_weight & (top_p < 1)):
                     threshold, last = _keep_prefix(
-                        request_row, histogram, (threshold, last, peak), highest, top_k, top_p, by_weight, BLOCK, BINS
-                    )
+                        request_row, histogram, (threshold, last, peak), highest, top_k, top_p, by_weight,
+                        BLOCK, BINS, MASKED,
+                    )  # fmt: skip
             if min_p > 0:
                 least = sort_key((peak.to(tl.float64) + tl.log(min_p.to(tl.float64))).to(tl.float32))
                 last = tl.where(least > threshold, vocab_size - 1, last)
@@ -238,23 +248,27 @@ def filter_rows(
     tensors: SamplingTensors,
     histograms: torch.Tensor,
     thresholds: torch.Tensor,
+    chosen: torch.Tensor | None = None,
+    masks: torch.Tensor | None = None,
 ) -> None:
     """Thresholds of rows that sample with a filter: int32 [n, 2], bits of the key and last id; other rows' stay.
 
-    Inputs as for `process`; `histograms` is scratch, int64 [n, BINS]. Raises ValueError for a vocabulary above
-    MAX_VOCAB.
+    Inputs as for `process`; `histograms` is scratch, int64 [n, BINS]. `chosen` and `masks` are as in `sample`: n rows
+    alone then. Raises ValueError for a vocabulary above MAX_VOCAB.
     """
     if logits.shape[1] > MAX_VOCAB:
         raise ValueError(f"the vocabulary has {logits.shape[1]} tokens, filters take {MAX_VOCAB}")
     launch(
         _filter_rows,
-        (len(logits),),
+        (len(logits if chosen is None else chosen),),
         *row_arguments(logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors),
         histograms,
         thresholds,
+        *masked_arguments(logit_rows, chosen, masks),
         warps=16,
         BLOCK=4096,
         BINS=BINS,
+        MASKED=masks is not None,
     )
 
 
@@ -269,9 +283,11 @@ def filter_rows_reference(
     tensors: SamplingTensors,
     histograms: torch.Tensor,  # noqa: ARG001 (a twin takes what its op takes)
     thresholds: torch.Tensor,
+    chosen: torch.Tensor | None = None,
+    masks: torch.Tensor | None = None,
 ) -> None:
     """Twin of `filter_rows`, by a full sort."""
-    for index, row in enumerate(logit_rows.tolist()):
+    for index, place, row in chosen_rows_reference(logit_rows, chosen):
         if row < 0:
             continue
         line = int(lines[row])
@@ -280,7 +296,8 @@ def filter_rows_reference(
         top_k = int(words[table.TOP_K])
         if temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0):
             path = resolved_ids[paths[row, : int(depths[row])].long()]
-            x = process_row_reference(logits[index], line, int(positions[row]) + 1, path, tensors)
+            mask = None if masks is None else masks[index]
+            x = process_row_reference(logits[place], line, int(positions[row]) + 1, path, tensors, mask)
             key, last = _threshold(x, top_k, top_p, min_p)
             thresholds[index, 0], thresholds[index, 1] = as_int32(key), last
 

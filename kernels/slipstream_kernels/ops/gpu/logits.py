@@ -32,26 +32,32 @@ def float_field(parameters: tl.tensor, line: tl.tensor, FIELD: tl.constexpr) -> 
 
 
 @triton.jit
-def processed(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+def processed(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr, MASKED: tl.constexpr = False) -> tl.tensor:
     """`processed_as_they_are` with minus infinity for NaN."""
-    x = processed_as_they_are(request_row, start, BLOCK)
+    x = processed_as_they_are(request_row, start, BLOCK, MASKED)
     return tl.where(x == x, x, _MINUS_INFINITY)
 
 
 @triton.jit
-def processed_as_they_are(request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+def processed_as_they_are(
+    request_row: tl.tuple, start: tl.tensor, BLOCK: tl.constexpr, MASKED: tl.constexpr = False
+) -> tl.tensor:
     """Processed logits float32 [BLOCK] of tokens start, start + 1, ...; minus infinity beyond the vocabulary.
 
     `request_row`: a pointer to the row's logits, vocabulary size, row of the pass, line, position that is decided,
-    then paths, depths, resolved_ids, parameters, token_flags, output_counts and bias.
+    then paths, depths, resolved_ids, parameters, token_flags, output_counts and bias, and last a pointer to the row's
+    mask, which is read where MASKED: bit v % 32 of int32 word v // 32 says whether token v may be chosen.
     """
     (
         source, vocab_size, row, line, position, paths, depths, resolved_ids,
-        parameters, token_flags, output_counts, bias,
+        parameters, token_flags, output_counts, bias, mask,
     ) = request_row  # fmt: skip
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab_size
     x = tl.load(source + ids, mask=inside, other=_MINUS_INFINITY)
+    if MASKED:
+        words = tl.load(mask + (ids >> 5), mask=inside, other=0)
+        x = tl.where(((words >> (ids & 31)) & 1) != 0, x, _MINUS_INFINITY)
     flags = tl.load(parameters + line.to(tl.int64) * _FIELDS + _FLAGS)
     tables = line.to(tl.int64) * vocab_size
     if (flags & _HAS_BIAS) != 0:
@@ -129,7 +135,7 @@ def _process(
         position = tl.load(positions + row) + 1
         request_row = (
             source, vocab_size, row, line, position, paths, depths, resolved_ids,
-            parameters, token_flags, output_counts, bias,
+            parameters, token_flags, output_counts, bias, depths,
         )  # fmt: skip
         x = processed(request_row, start, BLOCK)
         ids = start + tl.arange(0, BLOCK)
@@ -206,20 +212,36 @@ def process_reference(
 
 
 def process_row_reference(
-    logits: torch.Tensor, line: int, position: int, path: torch.Tensor, tensors: SamplingTensors
+    logits: torch.Tensor,
+    line: int,
+    position: int,
+    path: torch.Tensor,
+    tensors: SamplingTensors,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A row's processed logits [vocab]: `path` int32 [depth] are the drafted tokens that lead to it."""
-    x = row_as_it_is_reference(logits, line, position, path, tensors)
+    """A row's processed logits [vocab]: `path` int32 [depth] are the drafted tokens that lead to it.
+
+    `mask`: int32 [words], of the tokens that may be chosen, where not all may.
+    """
+    x = row_as_it_is_reference(logits, line, position, path, tensors, mask)
     return torch.where(x.isnan(), float("-inf"), x)
 
 
 def row_as_it_is_reference(
-    logits: torch.Tensor, line: int, position: int, path: torch.Tensor, tensors: SamplingTensors
+    logits: torch.Tensor,
+    line: int,
+    position: int,
+    path: torch.Tensor,
+    tensors: SamplingTensors,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`process_row_reference` that keeps NaN."""
     words = tensors.params[line]
     floats = words.view(torch.float32)
     flags, x = int(words[table.FLAGS]), logits
+    if mask is not None:
+        bits = torch.arange(32, dtype=torch.int32, device=x.device)
+        x = x.masked_fill(((mask.unsqueeze(-1) >> bits) & 1).flatten()[: len(x)] == 0, float("-inf"))
     if flags & table.HAS_BIAS:
         x = x + tensors.bias[line]
     if flags & table.HAS_PENALTIES:

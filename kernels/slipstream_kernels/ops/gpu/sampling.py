@@ -21,6 +21,7 @@ from slipstream_kernels.ops.gpu.logits import (
     row_arguments,
     row_as_it_is_reference,
 )
+from slipstream_kernels.ops.gpu.masked_rows import chosen_row, chosen_rows_reference, mask_row, masked_arguments
 from slipstream_kernels.ops.gpu.philox import gumbel_reference, noise_bits, noise_bound, noise_of
 from slipstream_kernels.ops.gpu.sampling_table import SamplingTensors
 from slipstream_kernels.ops.gpu.sort_keys import sort_key_reference
@@ -77,8 +78,11 @@ def _score(
     thresholds: tl.tensor,
     scores: tl.tensor,
     best_ids: tl.tensor,
+    chosen: tl.tensor,
+    masks: tl.tensor,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> None:
     """Best score and its lowest id among BLOCKS * BLOCK tokens of a row; NaN counts as infinity.
 
@@ -88,13 +92,13 @@ def _score(
     wait_for_previous()
     split = tl.program_id(0)
     index = tl.program_id(1)
-    row = tl.load(logit_rows + index)
+    place, row = chosen_row(index, logit_rows, chosen, MASKED)
     if row >= 0:
         line = tl.load(lines + row)
         position = tl.load(positions + row) + 1
         request_row = (
-            logits + index.to(tl.int64) * logits_stride, vocab_size, row, line, position, paths, depths, resolved_ids,
-            parameters, token_flags, output_counts, bias,
+            logits + place.to(tl.int64) * logits_stride, vocab_size, row, line, position, paths, depths, resolved_ids,
+            parameters, token_flags, output_counts, bias, mask_row(index, masks, vocab_size),
         )  # fmt: skip
         noisy = float_field(parameters, line, _TEMPERATURE) > 0
         filtered = is_filtered(parameters, line)
@@ -103,7 +107,7 @@ def _score(
         first = split * (BLOCK * BLOCKS)
         best_id = first + tl.arange(0, BLOCK)
         for start in range(first, tl.minimum(first + BLOCK * BLOCKS, vocab_size), BLOCK):
-            x = processed_as_they_are(request_row, start, BLOCK)
+            x = processed_as_they_are(request_row, start, BLOCK, MASKED)
             x = tl.where(x == x, x, _INFINITY)
             ids = start + tl.arange(0, BLOCK)
             if filtered:
@@ -129,20 +133,22 @@ def _choose(
     best_ids: tl.tensor,
     out: tl.tensor,
     splits: int,
+    chosen: tl.tensor,
     SPLITS: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> None:
     """The best of a row's splits, -1 unless it is finite; SPLITS is a power of two of at least `splits`."""
     release_next()
     wait_for_previous()
     index = tl.program_id(0)
     split = tl.arange(0, SPLITS)
-    row = tl.load(logit_rows + index)
+    place, row = chosen_row(index, logit_rows, chosen, MASKED)
     inside = (split < splits) & (row >= 0)
     score = tl.load(scores + index * splits + split, mask=inside, other=_MINUS_INFINITY)
     ids = tl.load(best_ids + index * splits + split, mask=inside, other=_NO_ID)
     best = tl.max(score, 0)
     token = tl.min(tl.where(score == best, ids, _NO_ID), 0)
-    tl.store(out + index, tl.where((row >= 0) & (tl.abs(best) < _INFINITY), token, -1))
+    tl.store(out + place, tl.where((row >= 0) & (tl.abs(best) < _INFINITY), token, -1), mask=place >= 0)
 
 
 def sample(
@@ -156,24 +162,33 @@ def sample(
     tensors: SamplingTensors,
     workspace: SamplingWorkspace,
     out: torch.Tensor,
+    chosen: torch.Tensor | None = None,
+    masks: torch.Tensor | None = None,
 ) -> None:
     """The token of each row of logits: int32 out [n], -1 for padding. Inputs as for `process`; logits are left alone.
 
-    In this order: bias, penalties, forbidden tokens; division by T; top-k, top-p, min-p; noise; argmax, the lowest id
-    of equals. T = 0 takes the argmax of the processed logits. A row gets -1, too, whose processed logits hold a NaN or
-    infinity, or minus infinity alone: nothing is decided by what is no number.
+    chosen: int32 [m], rows of logits that alone are sampled, those below 0 not; what `out` has for others stays. masks:
+    int32 [m, ceil(vocab / 32)], bit v % 32 of word v // 32 says whether the row may get token v.
+
+    In this order: mask, bias, penalties, forbidden tokens; division by T; top-k, top-p, min-p; noise; argmax, the
+    lowest id of equals. T = 0 takes the argmax of the processed logits. A row gets -1, too, whose processed logits hold
+    a NaN or infinity, or minus infinity alone: nothing is decided by what is no number.
     """
     n, vocab_size = logits.shape
     arguments = row_arguments(logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors)
     filter_rows(
         logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors,
-        workspace.histograms, workspace.thresholds,
+        workspace.histograms, workspace.thresholds, chosen, masks,
     )  # fmt: skip
+    n = n if chosen is None else len(chosen)
     blocks = next((blocks for rows, blocks in _BLOCKS if n <= rows), _MOST_BLOCKS)
     splits = triton.cdiv(vocab_size, _BLOCK * blocks)
-    best = workspace.scores, workspace.ids
-    launch(_score, (splits, n), *arguments, workspace.thresholds, *best, BLOCK=_BLOCK, BLOCKS=blocks)
-    launch(_choose, (n,), logit_rows, *best, out, splits, SPLITS=triton.next_power_of_2(splits))
+    best, masked = (workspace.scores, workspace.ids), masked_arguments(logit_rows, chosen, masks)
+    options = {"MASKED": masks is not None}
+    launch(
+        _score, (splits, n), *arguments, workspace.thresholds, *best, *masked, BLOCK=_BLOCK, BLOCKS=blocks, **options
+    )
+    launch(_choose, (n,), logit_rows, *best, out, splits, masked[0], SPLITS=triton.next_power_of_2(splits), **options)
 
 
 def sample_reference(
@@ -187,21 +202,26 @@ def sample_reference(
     tensors: SamplingTensors,
     workspace: SamplingWorkspace,
     out: torch.Tensor,
+    chosen: torch.Tensor | None = None,
+    masks: torch.Tensor | None = None,
 ) -> None:
     """Twin of `sample`."""
     inputs = logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors
-    filter_rows_reference(*inputs, workspace.histograms, workspace.thresholds)
+    filter_rows_reference(*inputs, workspace.histograms, workspace.thresholds, chosen, masks)
     ids = torch.arange(logits.shape[1], device=logits.device)
-    for index, row in enumerate(logit_rows.tolist()):
+    for index, place, row in chosen_rows_reference(logit_rows, chosen):
+        if place < 0:
+            continue
         if row < 0:
-            out[index] = -1
+            out[place] = -1
             continue
         line = lines[row]
         floats = tensors.params[line].view(torch.float32)
         path = resolved_ids[paths[row, : int(depths[row])].long()]
-        score = row_as_it_is_reference(logits[index], int(line), int(positions[row]) + 1, path, tensors)
+        mask = None if masks is None else masks[index]
+        score = row_as_it_is_reference(logits[place], int(line), int(positions[row]) + 1, path, tensors, mask)
         if not bool(score.max().isfinite()):
-            out[index] = -1
+            out[place] = -1
             continue
         if floats[table.TEMPERATURE] > 0:
             if tensors.params[line, table.TOP_K] > 0 or floats[table.TOP_P] < 1 or floats[table.MIN_P] > 0:
@@ -212,4 +232,4 @@ def sample_reference(
             noise = torch.empty(1, len(score), device=score.device)
             gumbel_reference(tensors.params, line[None], positions[row, None] + 1, noise)
             score = score + noise[0]
-        out[index] = int((score == score.max()).int().argmax())
+        out[place] = int((score == score.max()).int().argmax())

@@ -58,10 +58,11 @@ def _tree_walk(
         place = tl.min(tl.where(follows, places, WIDTH))
 
     result += item * (2 + 2 * WIDTH)
-    tl.store(result, accepted)
-    tl.store(result + 1, line)
-    tl.store(result + 2 + places, nodes)
-    tl.store(result + 2 + WIDTH + places, committed)
+    here = count >= 0
+    tl.store(result, accepted, mask=here)
+    tl.store(result + 1, line, mask=here)
+    tl.store(result + 2 + places, nodes, mask=here & (places >= 0))
+    tl.store(result + 2 + WIDTH + places, committed, mask=here & (places >= 0))
     tl.store(last_tokens + line, token, mask=count > 0)
     flags = tl.load(parameters + line * PARAMS_WIDTH + FLAGS_WORD, mask=count > 0, other=0)
     counted = (places <= accepted) & (committed >= 0) & ((flags & PENALTIES) != 0)
@@ -81,11 +82,11 @@ def tree_walk(
     """Sample, then match, as `TokenTree.walk`: from the root, the first child that carries the sampled token.
 
     Inputs, int32: sampled and logit_rows [logits], the token sampled at a row and that row; deciding [items, 4], an
-    item's first logit index, number of rows (root included, 0 for a padding item), line and base length; parents and
-    resolved_ids [rows]. Outputs: int32 result [items, 130], the number accepted, the line, from column 2 the accepted
-    nodes' indices and from column 66 the committed tokens, one more than accepted; what is not used is 0. The last
-    committed token goes to last_tokens[line]; of lines with penalties all are added to `tensors.output_counts`. It is
-    -1 where that was sampled, as nothing could be decided.
+    item's first logit index, number of rows (root included, 0 for a padding item, below 0 for one that is left as it
+    is), line and base length; parents and resolved_ids [rows]. Outputs: int32 result [items, 130], the number accepted,
+    the line, from column 2 the accepted nodes' indices and from column 66 the committed tokens, one more than accepted;
+    what is not used is 0. The last committed token goes to last_tokens[line]; of lines with penalties all are added to
+    `tensors.output_counts`. It is -1 where that was sampled, as nothing could be decided.
     """
     launch(
         _tree_walk,
@@ -119,8 +120,10 @@ def tree_walk_reference(
     result: torch.Tensor,
 ) -> None:
     """The same in torch."""
-    result.zero_()
     for item, (first, count, line, _) in enumerate(deciding.tolist()):
+        if count < 0:
+            continue
+        result[item] = 0
         if count == 0:
             continue
         rows = logit_rows[first + 1 : first + count].long()

@@ -67,3 +67,8 @@ def test_accepted_nodes_reach_their_positions(device, page_size: int, op) -> Non
                 store[:, :, target] = store[:, :, source]
     op(keys, values, case.result, case.deciding, case.logit_rows, case.write_slots, case.page_table, page_size)
     assert torch.equal(keys, expected[0]) and torch.equal(values, expected[1])
+    keys, before = case.store(), values.clone()
+    case.deciding[:, 1] = -1  # what is left out is left alone
+    values = before.clone()
+    op(keys, values, case.result, case.deciding, case.logit_rows, case.write_slots, case.page_table, page_size)
+    assert torch.equal(values, before)

@@ -125,3 +125,39 @@ def test_experts_of_four_bits_are_decoded_to_registers() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     expected = [f"{tokens} True True False" for tokens in (16, 32, 64, 128)]
     assert done.stdout.splitlines() == expected, done.stderr[-2000:]
+
+
+SAMPLING = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from slipstream_kernels.ops.gpu.compaction import _compact_kv
+from slipstream_kernels.ops.gpu.filters import _filter_rows
+from slipstream_kernels.ops.gpu.sampling import _choose, _score
+from slipstream_kernels.ops.gpu.tree_walk import _tree_walk
+
+floats = dict.fromkeys(("logits", "bias", "scores"), "*fp32")
+counts = dict.fromkeys(("logits_stride", "vocab_size", "splits", "pages", "page_size", "head_stride"), "i32")
+types = floats | counts | {"token_flags": "*u8", "histograms": "*i64", "keys": "*bf16", "values": "*bf16"}
+constants = dict(
+    BINS=2048, BLOCKS=4, SPLITS=32, VOCAB=128256, PARAMS_WIDTH=16, FLAGS_WORD=10, PENALTIES=1, WIDTH=64, HEAD_DIM=64,
+    NODES=16, RESULT=130, key_scales=None, value_scales=None,
+)
+target = GPUTarget("cuda", 90, 32)
+for kernel, masked in ((_filter_rows, 0), (_filter_rows, 1), (_score, 0), (_score, 1), (_choose, 0), (_choose, 1),
+                       (_tree_walk, 0), (_compact_kv, 0)):
+    own = constants | {"MASKED": bool(masked), "BLOCK": 4096 if kernel is _filter_rows else 1024}
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in own else types.get(name, "*i32") for name in names}
+    chosen = {(names.index(name),): value for name, value in own.items() if name in names}
+    compile(ASTSource(kernel, signature, chosen), target=target, options={"enable_fp_fusion": False})
+    print(kernel.__name__, masked)
+"""
+
+
+def test_sampling_compiles_with_masks_and_without() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", SAMPLING]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    expected = "_filter_rows 0 _filter_rows 1 _score 0 _score 1 _choose 0 _choose 1 _tree_walk 0 _compact_kv 0"
+    assert done.stdout.split() == expected.split(), done.stderr[-2000:]

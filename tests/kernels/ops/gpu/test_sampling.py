@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -79,3 +80,37 @@ def test_a_row_with_what_is_no_number_decides_nothing(
         assert sampled(case).tolist() == expected
     assert sampled(case, sample_reference).tolist() == expected
     assert sample_on_cpu(logits, cpu).tolist() == [expected[index] for index in kept]
+
+
+@pytest.mark.parametrize(("rows", "temperature"), [(3, 0.9), (12, None), (34, 0.0)])
+def test_chosen_rows_are_sampled_under_their_masks_and_no_others(
+    rows: int, temperature: float | None, device: torch.device
+) -> None:
+    """Under a mask a row's token is that of its logits with minus infinity where the mask has none."""
+    case = random_case(rows, VOCAB, device, seed=rows + 1, temperature=temperature)
+    rng = np.random.default_rng(rows)
+    chosen = rng.permutation(rows)[: -(-2 * rows // 3)]
+    words = rng.integers(0, 2**32, (len(chosen), -(-VOCAB // 32)), dtype=np.uint32)
+    words[0], words[1] = 0, 0
+    words[1, 70] = 1 << 31  # one token alone
+    gap = rows // 5  # a mask that is no row's
+    masks = torch.from_numpy(np.insert(words, gap, 0xFFFFFFFF, 0).view(np.int32)).to(device)
+    places = torch.from_numpy(np.insert(chosen, gap, -1).astype(np.int32)).to(device)
+    before = case.logits.clone()
+    expected = torch.full((rows,), -7, dtype=torch.int32, device=device)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB].astype(bool)
+    without = case.logits.cpu().numpy().copy()
+    without[chosen] = np.where(bits, without[chosen], -np.inf)
+    expected[chosen.tolist()] = sampled(
+        dataclasses.replace(case, logits=torch.from_numpy(without).to(device)), sample_reference
+    )[chosen.tolist()]
+    for op in (sample, sample_reference):
+        assert torch.equal(sampled(case, partial(op, chosen=places, masks=masks)), expected)
+    assert expected[chosen[1]] in (-1, 70 * 32 + 31) and expected[chosen[0]] == -1
+    assert torch.equal(case.logits, before)
+
+
+def test_rows_are_chosen_with_masks_or_not_at_all(device: torch.device) -> None:
+    case = plain_case(1, VOCAB, device)
+    with pytest.raises(ValueError, match="each chosen row has a mask"):
+        sampled(case, partial(sample, chosen=case.logit_rows))

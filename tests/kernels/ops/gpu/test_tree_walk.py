@@ -25,6 +25,7 @@ class Item:
     tree: TokenTree
     sampled: tuple[int, ...]
     line: int
+    left_out: bool = False
 
 
 @st.composite
@@ -35,7 +36,7 @@ def batches(draw: st.DrawFn) -> list[Item | None]:
         size = draw(st.integers(0, 10))
         parents = tuple(draw(st.integers(-1, node - 1)) for node in range(size))
         tree = TokenTree(tuple(draw(tokens) for _ in range(size)), parents)
-        item = Item(tree, tuple(draw(tokens) for _ in range(size + 1)), line)
+        item = Item(tree, tuple(draw(tokens) for _ in range(size + 1)), line, left_out=draw(st.booleans()))
         batch.append(draw(st.sampled_from([item, item, None])))
     return batch
 
@@ -51,7 +52,7 @@ def run(op, batch: list[Item | None]) -> tuple[list[list[int]], list[int], list[
         if item is None:
             deciding.append([0, 0, 0, 0])
             continue
-        deciding.append([len(logit_rows), len(item.sampled), item.line, 10])
+        deciding.append([len(logit_rows), -1 if item.left_out else len(item.sampled), item.line, 10])
         logit_rows += range(len(parents), len(parents) + len(item.sampled))
         sampled += item.sampled
         parents += [-2, *item.tree.parents]
@@ -73,6 +74,9 @@ def check(batch: list[Item | None]) -> None:
         row = [0] * RESULT_WIDTH
         rows.append(row)
         if item is None:
+            continue
+        if item.left_out:
+            row[:] = [UNTOUCHED] * RESULT_WIDTH
             continue
         accepted, committed = item.tree.walk(item.sampled[0], item.sampled[1:])
         row[:2] = len(accepted), item.line

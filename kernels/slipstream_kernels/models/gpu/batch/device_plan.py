@@ -163,3 +163,20 @@ class PlanLayout:
             self._places,
             words,
         )
+
+
+class PlanLayouts:
+    """The layouts of a model's buckets, each of them made once."""
+
+    def __init__(self, limits: GpuLimits, shard: Shard) -> None:
+        self._limits = limits
+        self._shard = shard
+        self._made: dict[Bucket, PlanLayout] = {}
+
+    def of(self, bucket: Bucket) -> PlanLayout:
+        """The layout of a bucket's passes, whatever states they keep."""
+        bucket = bucket.without_states
+        layout = self._made.get(bucket)
+        if layout is None:
+            layout = self._made[bucket] = PlanLayout.of(bucket, self._limits, self._shard)
+        return layout

@@ -14,6 +14,7 @@ from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.expert_pass import queue_experts
 from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights
 from slipstream_kernels.models.gpu.forward.kv_store import KVStore
+from slipstream_kernels.models.gpu.forward.masked_sampling import DeviceMasks
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
@@ -354,9 +355,28 @@ class GpuForward:
             ops.add_branch(b.branch, b.x, eps, bias=bias, norm=norm)
 
     def _decide(self, bucket: Bucket, plan: Plan, b: PassBuffers) -> None:
-        ops, tables = self._ops, self._tables
         self.head(b.x, plan.logit_rows, HeadBuffers(b.head_in, b.logits, b.logits_part, b.logits_parts))
-        ops.sample(
+        self.sample(bucket, plan, b.sampled)
+        self._walk(bucket, plan, b, plan.deciding)
+
+    def decide_again(self, bucket: Bucket, plan: Plan, masked: DeviceMasks) -> None:
+        """Behind a pass: sample rows under masks, and decide their items by these."""
+        b = self._pool.of(bucket)
+        self.sample(bucket, plan, b.sampled, masked.chosen, masked.masks)
+        if len(masked.deciding):
+            self._walk(bucket, plan, b, masked.deciding)
+
+    def sample(
+        self,
+        bucket: Bucket,
+        plan: Plan,
+        sampled: torch.Tensor,
+        chosen: torch.Tensor | None = None,
+        masks: torch.Tensor | None = None,
+    ) -> None:
+        """Sample a pass's rows, or those `chosen` under `masks`, from its logits: int32 [logits]."""
+        b, tables = self._pool.of(bucket), self._tables
+        self._ops.sample(
             b.logits,
             plan.logit_rows,
             plan.positions,
@@ -366,24 +386,30 @@ class GpuForward:
             b.resolved_ids,
             tables.sampling,
             b.workspace,
-            b.sampled,
+            sampled,
+            chosen,
+            masks,
         )
+
+    def _walk(self, bucket: Bucket, plan: Plan, b: PassBuffers, deciding: torch.Tensor) -> None:
+        """Follow what was sampled, and keep the keys and values of what is accepted."""
+        ops, tables, result = self._ops, self._tables, b.result[: len(deciding)]
         ops.tree_walk(
             b.sampled,
-            plan.deciding,
+            deciding,
             plan.logit_rows,
             plan.parents,
             b.resolved_ids,
             tables.last_tokens,
             tables.sampling,
-            b.result,
+            result,
         )
         if bucket.has_trees:
             kv = self._kv
             ops.compact_kv(
                 *kv.of_all(),
-                b.result,
-                plan.deciding,
+                result,
+                deciding,
                 plan.logit_rows,
                 plan.write_slots,
                 tables.page_table,

@@ -1,71 +1,94 @@
-"""Samples rows of a pass again, of which only some tokens may be chosen."""
+"""Rows of a pass that are sampled under masks, behind the pass or once its results are known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
-from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
-from slipstream_kernels.ops.gpu.sampling import sampling_workspace
-from slipstream_kernels.ops.gpu.sampling_table import SamplingTensors
-from slipstream_kernels.token_tree import MAX_ROWS
+
+Words = npt.NDArray[np.uint32]
+_ALIGNMENT = 16
+"""Words to which every array is aligned, as those of plans are: kernels are compiled for that."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedRows:
-    """n rows of a pass's logits, each with its request's line, its position and its mask."""
+    """n rows of a pass's logits and their masks."""
 
     rows: Int32
-    """[n], rows of the pass's logits"""
-    lines: Int32
-    """[n]"""
-    positions: Int32
-    """[n], of the row itself, which decides the next"""
-    paths: Sequence[Sequence[int]]
-    """Tokens that lead to each row and are not among its line's output counts."""
-    masks: npt.NDArray[np.uint32]
+    """[n], places among the pass's logits; below 0: there is no such row, and its mask means nothing"""
+    masks: Words
     """[n, words]: bit v % 32 of word v // 32 says whether token v may be chosen"""
 
 
-def sample_masked(logits: torch.Tensor, wanted: MaskedRows, tables: SamplingTensors, ops: Ops) -> list[int]:
-    """Return the token of each row, -1 as of `sample`; float32 logits [rows of the pass, vocab] are left as they are.
+@dataclass(frozen=True, slots=True)
+class DeviceMasks:
+    """`MaskedRows` on the device, int32, and which items of the pass are decided by them."""
 
-    Minus infinity is put where a token may not be chosen, before bias and penalties, which leave it as it is.
+    chosen: torch.Tensor
+    """[n]"""
+    masks: torch.Tensor
+    """[n, words]"""
+    deciding: torch.Tensor
+    """[items, 4], as in a plan, with a number of rows below 0 for items that are left as they are"""
+
+
+def num_words(vocab_size: int) -> int:
+    """Of a mask."""
+    return -(-vocab_size // 32)
+
+
+class MaskRoom:
+    """Room for the masks of one pass, on the host and on the device: `rows` uint32 [most, words], to be filled there.
+
+    Filled, they are sent, and may be filled again once the pass that they were sent for has decided.
     """
-    n, vocab_size, device = len(wanted.rows), logits.shape[1], logits.device
-    words = torch.from_numpy(wanted.masks.view(np.int32)).to(device)
-    rows, lines, positions = torch.from_numpy(np.stack([wanted.rows, wanted.lines, wanted.positions])).to(device)
-    bits = torch.arange(32, dtype=torch.int32, device=device)
-    allowed = ((words.unsqueeze(-1) >> bits) & 1).view(n, -1)[:, :vocab_size]
-    x = logits[rows.long()].masked_fill_(allowed == 0, float("-inf"))
-    paths, depths, tokens = _paths(wanted.paths)
-    out = torch.empty(n, dtype=torch.int32, device=device)
-    ops.sample(
-        x,
-        torch.arange(n, dtype=torch.int32, device=device),
-        positions.contiguous(),
-        lines.contiguous(),
-        paths.to(device),
-        depths.to(device),
-        tokens.to(device),
-        tables,
-        sampling_workspace(n, vocab_size, device),
-        out,
-    )
-    return [int(token) for token in out.tolist()]
+
+    def __init__(self, limits: GpuLimits, vocab_size: int, device: torch.device) -> None:
+        most, items, words = limits.max_decode_rows, limits.max_running, num_words(vocab_size)
+        self._items_at = _aligned(most)
+        self._masks_at = self._items_at + _aligned(4 * items)
+        self._words = words
+        size = self._masks_at + most * words
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._numbers = self._host.numpy()
+        self.rows: Words = self._numbers[self._masks_at :].reshape(most, words).view(np.uint32)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @staticmethod
+    def num_bytes(limits: GpuLimits, vocab_size: int) -> int:
+        """What it takes of the device's memory."""
+        most = limits.max_decode_rows
+        return 4 * (_aligned(most) + _aligned(4 * limits.max_running) + most * num_words(vocab_size))
+
+    def send(self, rows: Int32, deciding: Int32) -> DeviceMasks:
+        """Bring the first masks, those of `rows` int32 [n], to the device, for what is queued next.
+
+        `deciding`: int32 [items, 4]. They travel on a stream of their own, so that they do not wait for the pass.
+        """
+        n, items = len(rows), len(deciding)
+        end = self._masks_at + n * self._words
+        self._numbers[:n] = rows
+        self._numbers[self._items_at : self._items_at + 4 * items] = deciding.ravel()
+        source, target = self._host[:end], self._device[:end]
+        if self._stream is None:
+            target.copy_(source)
+        else:
+            with torch.cuda.stream(self._stream):
+                target.copy_(source, non_blocking=True)
+            torch.cuda.current_stream(target.device).wait_stream(self._stream)
+        return DeviceMasks(
+            chosen=target[:n],
+            masks=target[self._masks_at :].view(n, self._words),
+            deciding=target[self._items_at : self._items_at + 4 * items].view(items, 4),
+        )
 
 
-def _paths(paths: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Paths as `sample` takes them: places of tokens int32 [n, MAX_ROWS], their number [n], all tokens."""
-    places = np.zeros((len(paths), MAX_ROWS), np.int32)
-    tokens: list[int] = []
-    for row, path in enumerate(paths):
-        places[row, : len(path)] = range(len(tokens), len(tokens) + len(path))
-        tokens += path
-    depths = np.array([len(path) for path in paths], np.int32)
-    return torch.from_numpy(places), torch.from_numpy(depths), torch.tensor(tokens or [0], dtype=torch.int32)
+def _aligned(words: int) -> int:
+    return -(-words // _ALIGNMENT) * _ALIGNMENT

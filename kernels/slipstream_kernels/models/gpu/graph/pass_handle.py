@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from slipstream_kernels.models.capture_layers import Bits
+from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
 from slipstream_kernels.models.gpu.graph.pass_clock import PassTimes
 
@@ -35,6 +36,8 @@ class PassHandle:
     """Handed out by `GpuModel.launch`."""
 
     __slots__ = (
+        "_again",
+        "_again_at",
         "_awake_at",
         "_copied",
         "_event",
@@ -46,7 +49,9 @@ class PassHandle:
         "_results_at",
         "_rows",
         "_states",
+        "_unmasked",
         "awake",
+        "bucket",
         "decided",
         "scores",
         "times",
@@ -62,6 +67,8 @@ class PassHandle:
         event: torch.cuda.Event | None,
         states: CapturedHiddenStates | None = None,
         times: PassTimes | None = None,
+        *,
+        bucket: Bucket,
     ) -> None:
         """`results_at` receives the `decided` results once `event` has come; None if they are there already. So does
         `awake_at` the counts of experts.
@@ -79,6 +86,9 @@ class PassHandle:
         self._logits: torch.Tensor | None = logits
         self._kept = kept
         self._event = event
+        self._again: torch.cuda.Event | None = None
+        self._again_at: Int32 | None = None
+        self._unmasked: Int32 | None = None
         self._results: Int32 | None = None
         self._moved: torch.cuda.Event | None = None
         self._states = states
@@ -89,19 +99,42 @@ class PassHandle:
         """Of the plan's `scored` rows, where there are any."""
         self.times = times
         """By the device's clock; None where it has none."""
+        self.bucket = bucket
+        """What the pass was padded to."""
 
     def done(self) -> bool:
-        """Whether `results` would not wait."""
+        """Whether the pass is over: `results` would not wait, unless items are decided again behind it."""
         return self._results is not None or self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Until the pass is over."""
+        if self._results is None and self._event is not None:
+            self._event.synchronize()
+
+    def decided_again(self, results_at: Int32, event: torch.cuda.Event | None) -> None:
+        """From now on `results` are those that `results_at` receives once this event has come; None: already."""
+        assert self._results is None, "somebody has the results"
+        self._again_at, self._again = results_at, event
+
+    def unmasked(self) -> Int32 | None:
+        """What `results` were before they were decided again, once these are known; None where they were not."""
+        return self._unmasked
+
+    def keep_states(self, states: CapturedHiddenStates) -> None:
+        """What the pass keeps, which was not known as it was launched."""
+        self._states, self._copied = states, states.copied
 
     def results(self) -> Int32:
         """int32 [items, 130] of the plan's `deciding`, as `tree_walk` writes them; waits for this pass only."""
         if self._results is None:
             assert self._results_at is not None
-            if self._event is not None:
-                self._event.synchronize()
+            event = self._again or self._event
+            if event is not None:
+                event.synchronize()
             self._results = self._results_at[: self._items].copy()
-            self._results_at = None
+            if self._again_at is not None:
+                self._results, self._unmasked = self._again_at[: self._items].copy(), self._results
+            self._results_at = self._again_at = None
             self.awake = int(self._awake_at.sum())
         return self._results
 
@@ -127,7 +160,7 @@ class PassHandle:
     def left(self) -> torch.cuda.Event | None:
         """Comes once `decided` and the states that the pass was to copy are on the device; None if they are there."""
         copied = None if self._states is None else self._states.copied
-        return self._event if copied is None else copied
+        return (self._again or self._event) if copied is None else copied
 
     def wait_for_copies(self) -> None:
         """Until the states that the pass was to copy on the device are there."""

@@ -26,8 +26,12 @@ class PinnedBuffer:
     """int32 [items, RESULT_WIDTH]"""
     awake: torch.Tensor
     """int32 [layers with experts, parts], experts that the pass woke"""
+    again: torch.Tensor
+    """int32 [items, RESULT_WIDTH], of what is decided again"""
     event: torch.cuda.Event | None
     """Comes when the pass's results are here."""
+    again_event: torch.cuda.Event | None
+    """Comes when those are that were decided again."""
     states: torch.Tensor
     """bfloat16 [any], room for what a pass keeps at boundaries"""
     states_event: torch.cuda.Event | None
@@ -57,6 +61,12 @@ class PinnedBuffer:
             self.event.record()
         return decided
 
+    def receive_again(self, decided: torch.Tensor) -> None:
+        """Queue the copy of results, int32 [items, RESULT_WIDTH], some of which were decided again."""
+        self.again[: len(decided)].copy_(decided, non_blocking=True)
+        if self.again_event is not None:
+            self.again_event.record()
+
     def reserve_state_rows(self, rows: int, columns: int) -> None:
         """Room for tables of `rows` rows."""
         self.state_rows = torch.zeros(rows, columns, dtype=torch.int64, pin_memory=self.event is not None)
@@ -77,7 +87,9 @@ class PinnedBuffers:
                 words=plan.numpy(),
                 result=torch.zeros(items, width, dtype=torch.int32, pin_memory=cuda),
                 awake=torch.zeros(awake, dtype=torch.int32, pin_memory=cuda and 0 not in awake),
+                again=torch.zeros(items, width, dtype=torch.int32, pin_memory=cuda),
                 event=torch.cuda.Event() if cuda else None,
+                again_event=torch.cuda.Event() if cuda else None,
                 states=torch.empty(0, dtype=torch.bfloat16),
                 states_event=torch.cuda.Event() if cuda else None,
                 copied_event=torch.cuda.Event() if cuda else None,

@@ -26,6 +26,7 @@ class TpDriverModel(GpuModel):
     """Rank 0's part of a model; every pass it launches, the followers launch too. Calls raise RankError beside."""
 
     takes_device_trees = False
+    decides_again = False  # followers have no masks
 
     def __init__(self, *args: Any, group: RankGroup, **options: Any) -> None:
         """As `GpuModel`; `group` is shared with the followers."""
@@ -81,7 +82,8 @@ class TpDriverModel(GpuModel):
         super().set_pages(line, start, pages)
         self._page_changes.append(PagesChange(line, start, np.array(pages, np.int32)))
 
-    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies) -> PassHandle:
+    def launch(self, plan: PassPlan, copies: CopyPlan = no_copies, *, again: bool = False) -> PassHandle:
+        assert not again, "followers have no masks"
         begun = time.monotonic()
         self._pending = (begun, None)
         ticket = None

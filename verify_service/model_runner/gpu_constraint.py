@@ -1,0 +1,135 @@
+"""What grammars have a say in of a GPU's steps: masks reach the pass that they are for, the host checks the rest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows
+from verify_service.core.grammar_seconds import GrammarSeconds
+from verify_service.core.request_state import RequestState
+from verify_service.core.scheduled_request import ScheduledRequest
+from verify_service.core.step_result import VerifyResult
+from verify_service.grammar.mask_batch import MaskBatch
+from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
+from verify_service.model_runner.masks_ahead import MasksAhead
+
+if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.gpu_model import GpuModel, PassHandle
+
+_WORTH = 8
+"""A second way to the device takes about as long as this part of a step."""
+TOKENS = 66
+"""Column of a ticket's results at which committed tokens begin."""
+
+
+class GpuConstraint:
+    """Used by the loop's thread.
+
+    While a pass runs masks are computed, and sent; behind it rows are sampled under them, and walks are taken again. So
+    results come back once. The host follows these walks: a token that was sampled without a mask and is illegal, or of
+    a request with filters, is sampled again in a second way to the device, where that is worth it: of a root always.
+    """
+
+    def __init__(self, model: GpuModel, begin: Callable[[RequestState], None]) -> None:
+        """`begin` sets a request's line on the device by its output so far."""
+        self._model = model
+        self._begin = begin
+        self._able = model.decides_again
+        words = -(-model.config.vocab_size // 32)
+        rows = model.mask_rows if self._able else np.empty((model.limits.max_running, words), np.uint32)
+        self._batch = MaskBatch(rows, len(os.sched_getaffinity(0)) - 1)
+        self.seconds = GrammarSeconds()
+
+    def masks_for(self, deciding: Sequence[ScheduledRequest]) -> MasksAhead | None:
+        """The masks that a step is to have; None where nothing in it has a grammar.
+
+        Where any request strays, a second way is likely, which all would wait for: then all roots get masks.
+        """
+        held = [grammar for item in deciding if (grammar := item.state.grammar) is not None]
+        if not held:
+            return None
+        return MasksAhead(deciding, self._batch, all_roots=self._able and any(grammar.strays for grammar in held))
+
+    def decides_again(self, ahead: MasksAhead | None) -> bool:
+        """Whether `send` is to follow the launch."""
+        return self._able and ahead is not None
+
+    def send(
+        self,
+        ticket: PassHandle,
+        ahead: MasksAhead,
+        deciding: Sequence[ScheduledRequest],
+        first_rows: Sequence[int],
+        *,
+        patient: bool = True,
+    ) -> None:
+        """Compute masks while the pass runs, and queue what they change behind it; once, other calls do nothing.
+
+        What is needed in any case is waited for, nothing else is. Not `patient`: of that, one batch is computed.
+        """
+        if ahead.sent:
+            return
+        ahead.sent = True
+        self.seconds.masks += ahead.compute(ticket.done if patient else lambda: ahead.taken > 0 or ticket.done())
+        if not self._able:
+            return
+        began, late = time.perf_counter(), ticket.done()
+        ahead.finish()
+        rows = np.full(ahead.taken, -1, np.int32)
+        for item, first in zip(deciding, first_rows, strict=True):
+            if masked := ahead.rows_of(item):
+                rows[[*masked.values()]] = [first + row for row in masked]
+                if is_penalised(item.state):
+                    self._begin(item.state)  # its output counts are those before the step again
+        self._model.decide_again(ticket, rows if (rows >= 0).any() else rows[:0])
+        if late or ticket.done():
+            self.seconds.masks += time.perf_counter() - began
+
+    def results(self, ticket: PassHandle) -> np.ndarray:
+        """Wait for the pass and, which counts as time for masks, for what follows it."""
+        ticket.wait()
+        began = time.perf_counter()
+        results = ticket.results()
+        self.seconds.masks += time.perf_counter() - began
+        return results
+
+    def follow(self, ticket: PassHandle, ahead: MasksAhead, decisions: list[VerifyResult]) -> None:
+        """Decide anew what grammars have a say in: the device's path, as far as they follow it.
+
+        Requests that have ended since the launch have no line any more, and nothing is decided of them.
+        """
+        held: list[tuple[int, ConstrainedPath]] = []
+        unmasked = ticket.unmasked()
+        for place, (item, (nodes, tokens), first_row, _) in enumerate(decisions):
+            if (grammar := item.state.grammar) is not None and not item.state.finished:
+                sampled = dict(zip((0, *(1 + node for node in nodes)), tokens, strict=True))
+                masked = ahead.rows_of(item) if self._able else ()
+                path = ConstrainedPath(item, grammar, first_row, sampled, ahead.of(item), masked)
+                if unmasked is not None and 0 in masked:
+                    path.note_unmasked(int(unmasked[place, TOKENS]))
+                held.append((place, path))
+                if is_penalised(item.state):
+                    self._begin(item.state)
+
+        def sample_masked(rows: Sequence[MaskedRow]) -> Sequence[int]:
+            numbers = np.array([each.row for each in rows], np.int32)
+            return self._model.sample_masked(ticket, MaskedRows(numbers, np.stack([each.words for each in rows])))
+
+        def is_worth(waiting: int) -> bool:
+            return _WORTH * waiting >= len(decisions)
+
+        decided = decide([path for _, path in held], sample_masked, self.seconds, is_worth)
+        for (place, _), decision in zip(held, decided, strict=True):
+            decisions[place] = decision
+
+
+def is_penalised(state: RequestState) -> bool:
+    """Return whether a request's tokens depend on how often each was output."""
+    params = state.parameters.sampling
+    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    return penalties != (1.0, 0.0, 0.0)
