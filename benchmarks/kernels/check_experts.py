@@ -31,6 +31,7 @@ if not torch.cuda.is_available():
 from benchmarks.kernels.linear_operands import microseconds
 from slipstream_kernels.ops.gpu.experts.combine_experts import combine_experts, combine_experts_reference
 from slipstream_kernels.ops.gpu.experts.expert_linear import ExpertMatrix, expert_linear
+from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts
 from slipstream_kernels.ops.gpu.experts.group_rows import (
     WORDS,
     ExpertGroups,
@@ -40,7 +41,6 @@ from slipstream_kernels.ops.gpu.experts.group_rows import (
     most_blocks,
     tokens_of,
 )
-from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts
 from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts
 from slipstream_kernels.ops.gpu.experts.route_experts import route_experts, route_experts_reference
 from slipstream_kernels.ops.gpu.linear import gated_linear, linear
@@ -62,20 +62,30 @@ class MixtureShape:
     size: int
     number: Number | None = None
     group: int = 0
+    fragments: bool = False
 
 
 SHAPES = (
     MixtureShape("Qwen3-30B-A3B", 2048, 128, 8, 768),
     MixtureShape("Mixtral-8x7B", 4096, 8, 2, 14336),
     MixtureShape("Qwen3-30B-A3B, FP8 by blocks", 2048, 128, 8, 768, "e4m3", 128),
+    MixtureShape("Qwen3-30B-A3B, FP8 by blocks, fragments", 2048, 128, 8, 768, "e4m3", 128, True),
+    MixtureShape("Qwen3-30B-A3B, int4 by 128, fragments", 2048, 128, 8, 768, "int4", 128, True),
+    MixtureShape("Qwen3-30B-A3B, int4 by 128", 2048, 128, 8, 768, "int4", 128),
     MixtureShape("gpt-oss-20b, bfloat16, gated by silu", 2880, 32, 4, 2880),
-    MixtureShape("gpt-oss-20b, MXFP4, gated by silu", 2880, 32, 4, 2880, "e2m1", 32),
+    MixtureShape("gpt-oss-20b, MXFP4, gated by silu", 2880, 32, 4, 2880, "e2m1", 32, True),
 )
-SMALL = (MixtureShape("small", 64, 6, 2, 48), MixtureShape("small, MXFP4", 64, 6, 2, 96, "e2m1", 32))
+SMALL = (
+    MixtureShape("small", 64, 6, 2, 48),
+    MixtureShape("small, MXFP4", 64, 6, 2, 96, "e2m1", 32, True),
+    MixtureShape("small, FP8, fragments", 128, 6, 2, 128, "e4m3", 128, True),
+)
 
 
 _EXPONENT = 127
 """Of a scale of 1."""
+_MEAN_SIZE = {"e4m3": 100, "int4": 5}
+"""Of random codes' numbers."""
 
 
 class Scene:
@@ -98,19 +108,32 @@ def random_experts(shape: MixtureShape, sizes: tuple[int, int, int], device: tor
     scale = float(sizes[2]) ** -0.5
     if shape.number is None:
         return torch.randn(sizes, device=device, dtype=torch.bfloat16).mul_(scale)
-    if shape.number == "e2m1":
-        held = Mxfp4Experts.empty(sizes, device)
-        middle = _EXPONENT + round(math.log2(scale / 3))
+    if shape.fragments:
+        held = FragmentExperts.empty(shape.number, sizes, shape.group, device, zeros=False)
         held.codes.view(torch.uint8).random_(0, 256)
-        held.exponents.view(torch.uint8).random_(middle - 1, middle + 2)
+        if shape.number == "e2m1":
+            middle = _EXPONENT + round(math.log2(scale / 3))
+            held.scales.view(torch.uint8).random_(middle - 1, middle + 2)
+        else:
+            _no_numbers(held.codes.view(torch.uint8), shape.number)
+            _random_scales(held.scales, scale / _MEAN_SIZE[shape.number])
         return held
     packed = PackedExperts.empty(shape.number, sizes, shape.group, device, zeros=False)
     packed.codes.random_(0, 256)
-    if shape.number == "e4m3":
-        packed.codes[(packed.codes & 0x7F) == 0x7F] = 0x80
-    exponents = torch.randint(-1, 2, packed.scales.shape, device=device)
-    packed.scales.copy_(2.0 ** (exponents + round(math.log2(scale / 100))))
+    _no_numbers(packed.codes, shape.number)
+    _random_scales(packed.scales, scale / _MEAN_SIZE[shape.number])
     return packed
+
+
+def _no_numbers(codes: torch.Tensor, number: Number) -> None:
+    """Codes of e4m3 that are none become -0."""
+    if number == "e4m3":
+        codes[(codes & 0x7F) == 0x7F] = 0x80
+
+
+def _random_scales(scales: torch.Tensor, middle: float) -> None:
+    exponents = torch.randint(-1, 2, scales.shape, device=scales.device)
+    scales.copy_(2.0 ** (exponents + round(math.log2(middle))))
 
 
 class Layer:

@@ -15,11 +15,11 @@ from slipstream_kernels.models.checkpoint.tensor_names import stored_name
 from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor, Place, quantised_part
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.experts.expert_linear import ExpertMatrix
-from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts, exponents_of
+from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts, can_be_fragments, pieces_of
 from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts, can_pack_experts
 from slipstream_kernels.ops.gpu.gate_up import gate_up_views
-from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, words_of
-from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight, halves
+from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, PackedForm
+from slipstream_kernels.ops.quantised_weight import PAIRED, Number, QuantisedWeight
 
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)\.(weight|bias)")
 _GATE_UP, _DOWN = PARTS[:2], PARTS[2:]
@@ -27,11 +27,17 @@ _GATE_UP, _DOWN = PARTS[:2], PARTS[2:]
 
 @dataclass(frozen=True, slots=True)
 class ExpertPacking:
-    """How a weight of experts is packed: see `PackedExperts`, and of e2m1 `Mxfp4Experts`."""
+    """How a weight of experts is packed: see `PackedExperts`, or `FragmentExperts`."""
 
     number: Number
     group: int
     zeros: bool
+    fragments: bool
+
+    def empty(self, shape: tuple[int, int, int], device: torch.device | str) -> ExpertMatrix:
+        """Room for weights of a shape."""
+        kind = FragmentExperts if self.fragments else PackedExperts
+        return kind.empty(self.number, shape, self.group, device, zeros=self.zeros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +61,28 @@ class PackedPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4Place:
-    """A part of `Mxfp4Experts`: int32 codes [units, chunks, WORDS], exponents [chunks, units, UNIT]; axis as above."""
+class FragmentPlace:
+    """Some units of an expert of `FragmentExperts`.
+
+    codes: int32 [units, chunks, WORDS]; scales and zeros [groups, units, UNIT]; form: of the expert; axis as above.
+    """
 
     codes: torch.Tensor
-    exponents: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    form: PackedForm
     axis: int
 
     def fill(self, tensor: AnyTensor, shard: Shard) -> None:
         """Write the rank's part of a quantised weight here."""
         assert isinstance(tensor, QuantisedWeight)
-        part = quantised_part(tensor, self.axis, shard)
-        self.codes.copy_(words_of(halves(part.codes), "e2m1"))
-        self.exponents.copy_(exponents_of(part.scales).unflatten(1, self.exponents.shape[1:]))
+        pieces = pieces_of(quantised_part(tensor, self.axis, shard), self.form)
+        for own, piece in zip((self.codes, self.scales, self.zeros), pieces, strict=True):
+            if own is not None and piece is not None:
+                own.copy_(piece.reshape(own.shape))
 
 
-ExpertPlace = PackedPlace | Mxfp4Place
+ExpertPlace = PackedPlace | FragmentPlace
 """A part of an expert's weights that are not in bfloat16."""
 
 
@@ -98,9 +110,7 @@ class ExpertWeights:
         def matrix(shape: tuple[int, int, int], packing: ExpertPacking | None) -> ExpertMatrix:
             if packing is None:
                 return torch.empty(shape, dtype=torch.bfloat16, device=device)
-            if packing.number == "e2m1":
-                return Mxfp4Experts.empty(shape, device)
-            return PackedExperts.empty(packing.number, shape, packing.group, device, zeros=packing.zeros)
+            return packing.empty(shape, device)
 
         gate_up, down = _matrices(shard)
         return cls(
@@ -132,8 +142,8 @@ class ExpertWeights:
         weight = self.down if part == 2 else self.gate_up
         if isinstance(weight, PackedExperts):
             return _packed_place(weight, expert, part)
-        if isinstance(weight, Mxfp4Experts):
-            return _mxfp4_place(weight, expert, part)
+        if isinstance(weight, FragmentExperts):
+            return _fragment_place(weight, expert, part)
         return Place.of(weight[expert], 1) if part == 2 else Place.gate_up(weight[expert])[part]
 
 
@@ -147,24 +157,29 @@ def _packed_place(weight: PackedExperts, expert: int, part: int) -> PackedPlace:
     return PackedPlace(codes, scales, zeros, 1 if part == 2 else 0)
 
 
-def _mxfp4_place(weight: Mxfp4Experts, expert: int, part: int) -> Mxfp4Place:
+def _fragment_place(weight: FragmentExperts, expert: int, part: int) -> FragmentPlace:
     """Groups of gate and up that take turns are units."""
-    codes, exponents = weight.codes[expert], weight.exponents[expert].unflatten(1, (-1, UNIT))
-    if part == 2:
-        return Mxfp4Place(codes, exponents, 1)
-    return Mxfp4Place(codes[part::2], exponents[:, part::2], 0)
+    units = slice(None) if part == 2 else slice(part, None, 2)
+    scales, zeros = (
+        None if each is None else each[expert].unflatten(1, (-1, UNIT))[:, units]
+        for each in (weight.scales, weight.zeros)
+    )
+    assert scales is not None
+    return FragmentPlace(weight.codes[expert][units], scales, zeros, weight.form, 1 if part == 2 else 0)
 
 
 @cache
 def expert_packing(shard: Shard, layer: int, parts: tuple[str, ...]) -> ExpertPacking | None:
     """How the weights of gate and up, or of down, of a layer's experts are packed; None: they are in bfloat16.
 
-    In bfloat16 are experts that are not quantised, or not all alike, and those whose groups kernels do not take.
+    In bfloat16 are experts that are not quantised, or not all alike, and those whose groups kernels do not take. Codes
+    of 4 bits are fragments where they can be: in another order they pass through shared memory.
     """
     config, (gate_up, down) = shard.config, _matrices(shard)
-    inputs = (down if parts == _DOWN else gate_up)[2]
+    _, outputs, inputs = down if parts == _DOWN else gate_up
     if config.packed_experts:
-        return ExpertPacking("e2m1", GROUP, zeros=False) if can_pack_experts(inputs, GROUP) else None
+        can = can_be_fragments("e2m1", outputs, inputs, GROUP)
+        return ExpertPacking("e2m1", GROUP, zeros=False, fragments=True) if can else None
     if config.quantisation is None:
         return None
     schemes = {config.quantisation.scheme_of(module) for module in expert_modules(config, layer, parts)}
@@ -172,10 +187,12 @@ def expert_packing(shard: Shard, layer: int, parts: tuple[str, ...]) -> ExpertPa
     if schemes or scheme is None:
         return None
     whole = inputs * shard.size if parts == _DOWN else inputs
-    group = min(scheme.group_of(whole), whole)
-    if not can_pack_experts(inputs, group if group < whole else inputs):
+    of_whole = scheme.group_of(whole)
+    group = min(of_whole, inputs)
+    if not can_pack_experts(inputs, group) or (of_whole < whole and inputs % of_whole):
         return None
-    return ExpertPacking(scheme.number, group if group < whole else 0, zeros=not scheme.symmetric)
+    fragments = scheme.number in PAIRED and can_be_fragments(scheme.number, outputs, inputs, group)
+    return ExpertPacking(scheme.number, group if group < inputs else 0, not scheme.symmetric, fragments)
 
 
 def expert_modules(config: ModelConfig, layer: int, parts: tuple[str, ...]) -> list[str]:

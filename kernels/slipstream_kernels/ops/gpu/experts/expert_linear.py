@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 
 from slipstream_kernels.ops.experts.clamped_swiglu import SLOPE, clamped_swiglu_reference
+from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts, fragment_sums
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups
 from slipstream_kernels.ops.gpu.experts.hopper_experts import hopper_experts
-from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts, mxfp4_sums
-from slipstream_kernels.ops.gpu.experts.packed_experts import DEPTH, PackedExperts, packed_sums, zero_of
+from slipstream_kernels.ops.gpu.experts.packed_experts import DEPTH, PackedExperts, packed_sums
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.linear_epilogue import gate_and_up, gated_sums
@@ -26,13 +26,13 @@ from slipstream_kernels.ops.gpu.linear_stream import chained_sums
 from slipstream_kernels.ops.gpu.linear_tile import Tile
 from slipstream_kernels.ops.gpu.packed.fragments import ROWS
 from slipstream_kernels.ops.gpu.packed.packed_linear import has_hopper_stream
-from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT
+from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, chunk_of
 from slipstream_kernels.ops.gpu.packed.packed_weight import WORDS as FRAGMENT_WORDS
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.tuning import filled
-from slipstream_kernels.ops.quantised_weight import PAIRED
+from slipstream_kernels.ops.quantised_weight import PAIRED, implied_zero
 
-ExpertMatrix = torch.Tensor | PackedExperts | Mxfp4Experts
+ExpertMatrix = torch.Tensor | PackedExperts | FragmentExperts
 """Weights of all experts, in bfloat16 or packed."""
 
 _SLOPE, _UNIT, _WORDS = tl.constexpr(SLOPE), tl.constexpr(UNIT), tl.constexpr(FRAGMENT_WORDS)
@@ -82,14 +82,15 @@ def _expert_linear(
     WORDS: tl.constexpr,
     NUMBER: tl.constexpr,
     PER_BYTE: tl.constexpr,
+    COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     ZEROS: tl.constexpr,
 ) -> None:
     """`share` outputs of one block of pairs, or of one pair where not GROUPED; `of_row` pairs have one row of x.
 
-    Where NUMBER is not empty `weight` are codes: see `packed_experts`, and of e2m1 `mxfp4_experts`, whose exponents are
-    `scales`, with a group for each chunk.
+    Where NUMBER is not empty `weight` are codes: see `packed_experts`, and `fragment_experts` where COLUMNS, those of a
+    chunk, are not 0.
     """
     release_next()
     tiles = tl.cdiv(outputs, share)
@@ -116,19 +117,26 @@ def _expert_linear(
     if NUMBER == "":
         rows_at = weight + rows * inputs
         sums = chained_sums(x_at, rows_at, present[:, None], own[:, None], depth, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
-    elif NUMBER == "e2m1":
-        units = outputs * PRODUCTS // _UNIT
-        of_expert = expert.to(tl.int64) * groups
-        sums = mxfp4_sums(
+    elif COLUMNS > 0:
+        units, chunks = outputs * PRODUCTS // _UNIT, tl.cdiv(inputs, COLUMNS)
+        of_scales = expert.to(tl.int64) * groups * (units * _UNIT)
+        sums = fragment_sums(
             x_at,
-            weight + of_expert * (units * _WORDS),
-            scales + of_expert * (outputs * PRODUCTS),
+            weight + expert.to(tl.int64) * chunks * (units * _WORDS),
+            scales + of_scales,
+            zeros + of_scales,
             present[:, None],
             first * PRODUCTS // _UNIT,
             units,
             depth,
+            chunks,
             groups,
             TOKENS,
+            NUMBER,
+            COLUMNS,
+            GROUP,
+            ZERO,
+            ZEROS,
         )
     else:
         sums = packed_sums(
@@ -167,13 +175,13 @@ def expert_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
     return filled(Tile(min(128 // products, outputs), tokens, 64, 1), gated, _ROOM)
 
 
-def packed_tile(outputs: int, tokens: int, *, gated: bool, number: str) -> Tile:
+def packed_tile(outputs: int, tokens: int, stored: _Stored, *, gated: bool) -> Tile:
     """The same for packed weights, of which few columns are decoded at a time."""
     products = 2 if gated else 1
-    if number == "e2m1":
+    if stored.columns:
         return Tile(ROWS // products, tokens, DEPTH, 1)
     weight_rows = 64 if tokens <= 64 else 128
-    stages = 1 if number in PAIRED else 3
+    stages = 1 if stored.number in PAIRED else 3
     return Tile(min(weight_rows // products, outputs), tokens, DEPTH, stages, 4 if tokens <= 64 else 8)
 
 
@@ -206,17 +214,17 @@ def expert_linear(
     assert bias is None or bias.shape == weight.shape[:2]
     assert factors is None or (factors.numel() == pairs and factors.is_contiguous())
     assert pairs % len(x) == inputs % 16 == x.stride(0) % 8 == 0
-    if isinstance(weight, Mxfp4Experts) and has_hopper_stream():
+    if isinstance(weight, FragmentExperts) and has_hopper_stream():
         hopper_experts(x, weight, out, ids, groups, is_gated=gated, bias=bias, limit=limit, factors=factors)
         return
     stored = _stored(weight)
     assert stored.codes.is_contiguous()
     tokens = 16 if groups is None else groups.tokens
     if tile is None and stored.number:
-        tile = packed_tile(outputs, tokens, gated=gated, number=stored.number)
+        tile = packed_tile(outputs, tokens, stored, gated=gated)
     tile = tile or expert_tile(outputs, tokens, gated=gated)
     assert groups is None or tile.tokens == groups.tokens
-    assert stored.number != "e2m1" or tile.weight_rows(gated) == ROWS
+    assert not stored.columns or tile.weight_rows(gated) == ROWS
     blocks = pairs if groups is None else len(groups.blocks)
     launch(
         _expert_linear,
@@ -253,6 +261,7 @@ def expert_linear(
         WORDS=WORDS,
         NUMBER=stored.number,
         PER_BYTE=2 if stored.number in PAIRED else 1,
+        COLUMNS=stored.columns,
         GROUP=stored.group,
         ZERO=stored.zero,
         ZEROS=stored.zeros is not None,
@@ -261,7 +270,7 @@ def expert_linear(
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What a kernel is told of a weight: number is empty of bfloat16; groups: of a row, or chunks of e2m1."""
+    """What a kernel is told of a weight. number: empty of bfloat16; groups: of a row; columns: of fragments' chunks."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -270,14 +279,18 @@ class _Stored:
     number: str = ""
     group: int = 0
     zero: float = 0.0
+    columns: int = 0
 
 
 def _stored(weight: ExpertMatrix) -> _Stored:
     if isinstance(weight, PackedExperts):
-        form = weight.scales.shape[2], weight.number, weight.group, zero_of(weight)
-        return _Stored(weight.codes, weight.scales, weight.zeros, *form)
-    if isinstance(weight, Mxfp4Experts):
-        return _Stored(weight.codes, weight.exponents, None, weight.exponents.shape[1], "e2m1")
+        of_groups = weight.scales.shape[2], weight.number, weight.group
+        return _Stored(weight.codes, weight.scales, weight.zeros, *of_groups, float(implied_zero(weight.number)))
+    if isinstance(weight, FragmentExperts):
+        form = weight.form
+        of_groups = form.groups, form.number, form.group
+        zero, columns = float(implied_zero(form.number)), chunk_of(form.number)
+        return _Stored(weight.codes, weight.scales, weight.zeros, *of_groups, zero, columns)
     return _Stored(weight, weight)
 
 

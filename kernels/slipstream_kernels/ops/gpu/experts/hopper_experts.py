@@ -1,4 +1,4 @@
-"""Linear layers of experts in MXFP4 that decode their weights in registers while products are under way."""
+"""Linear layers of experts that decode their weights in registers while products are under way."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from slipstream_kernels.ops.experts.clamped_swiglu import SLOPE
+from slipstream_kernels.ops.gpu.experts.fragment_experts import DEPTH, FragmentExperts
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS as BLOCK_WORDS
 from slipstream_kernels.ops.gpu.experts.group_rows import ExpertGroups
-from slipstream_kernels.ops.gpu.experts.mxfp4_experts import CHUNK, Mxfp4Experts
 from slipstream_kernels.ops.gpu.launch import launch
 from slipstream_kernels.ops.gpu.packed.hopper_epilogue import gate_and_up, gated_sums
 from slipstream_kernels.ops.gpu.packed.hopper_sums import streamed_sums, sums_layout, x_layout
-from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, WORDS
+from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, WORDS, PackedForm, chunk_of
+from slipstream_kernels.ops.quantised_weight import implied_zero
 
 _HALVES = 2
 """All rows of the matrix instructions are wanted."""
@@ -51,7 +52,8 @@ def _pairs(
 def _hopper_experts(
     x: gl.tensor,
     codes: gl.tensor,
-    exponents: gl.tensor,
+    scales: gl.tensor,
+    zeros: gl.tensor,
     out: gl.tensor,
     ids: gl.tensor,
     order: gl.tensor,
@@ -61,6 +63,7 @@ def _hopper_experts(
     outputs: int,
     inputs: int,
     chunks: int,
+    groups: int,
     x_stride: int,
     out_stride: int,
     of_row: int,
@@ -71,7 +74,12 @@ def _hopper_experts(
     PRODUCTS: gl.constexpr,
     GROUPED: gl.constexpr,
     LIMIT: gl.constexpr,
-    CHUNK: gl.constexpr,
+    DEPTH: gl.constexpr,
+    CHUNK_COLUMNS: gl.constexpr,
+    NUMBER: gl.constexpr,
+    GROUP: gl.constexpr,
+    ZERO: gl.constexpr,
+    ZEROS: gl.constexpr,
     UNIT: gl.constexpr,
     WORDS: gl.constexpr,
     BLOCK_WORDS: gl.constexpr,
@@ -102,11 +110,14 @@ def _hopper_experts(
     last_unit = gl.where(count > 0, gl.minimum(first_unit + lines // UNIT, units), 0)
     token = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout(WARPS)))
     rows = _pairs(order, block, start, count, token, GROUPED) // of_row
-    of_expert = expert.to(gl.int64) * chunks
+    of_scales = expert.to(gl.int64) * groups * (units * UNIT)
+    own_zeros = zeros
+    if ZEROS:
+        own_zeros = zeros + of_scales
     sums = streamed_sums(
-        x, (rows * x_stride)[:, None], (token < count)[:, None], codes + of_expert * (units * WORDS),
-        exponents + of_expert * (units * UNIT), None, first_unit, last_unit, depth, units, chunks, chunks, TOKENS,
-        STAGES, 1, CHUNK, WARPS, HALVES, PRODUCTS, CHUNK, "e2m1", False, CHUNK, 0.0, False,
+        x, (rows * x_stride)[:, None], (token < count)[:, None], codes + expert.to(gl.int64) * chunks * (units * WORDS),
+        scales + of_scales, own_zeros, first_unit, last_unit, depth, units, chunks, groups, TOKENS, STAGES, 1, DEPTH,
+        WARPS, HALVES, PRODUCTS, CHUNK_COLUMNS, NUMBER, False, GROUP, ZERO, ZEROS,
     )  # fmt: skip
     column = gl.arange(0, TOKENS, gl.SliceLayout(0, sums_in))
     if factors is not None:
@@ -132,7 +143,7 @@ def _hopper_experts(
 
 def hopper_experts(
     x: torch.Tensor,
-    weight: Mxfp4Experts,
+    weight: FragmentExperts,
     out: torch.Tensor,
     ids: torch.Tensor,
     groups: ExpertGroups | None,
@@ -142,13 +153,13 @@ def hopper_experts(
     limit: float,
     factors: torch.Tensor | None,
 ) -> None:
-    """`expert_linear` of a weight in MXFP4. Elements of x are numbered by 32 bits; rows begin at multiples of 16."""
+    """`expert_linear` of such a weight. Elements of x are numbered by 32 bits; rows begin at multiples of 16."""
     assert x.stride(0) * len(x) < 2**31
     assert x.stride(0) % 16 == 0
     products = 2 if is_gated else 1
     outputs, pairs = out.shape[1], ids.numel()
     constants, warps = constants_of(
-        16 if groups is None else groups.tokens, products=products, grouped=groups is not None, limit=limit
+        16 if groups is None else groups.tokens, weight.form, products=products, grouped=groups is not None, limit=limit
     )
     blocks = pairs if groups is None else len(groups.blocks)
     launch(
@@ -156,7 +167,8 @@ def hopper_experts(
         (blocks * triton.cdiv(outputs, 16 * warps // products),),
         x,
         weight.codes,
-        weight.exponents,
+        weight.scales,
+        weight.zeros,
         out,
         ids,
         ids if groups is None else groups.order,
@@ -164,8 +176,9 @@ def hopper_experts(
         bias,
         factors,
         outputs,
-        weight.inputs,
-        weight.codes.shape[2],
+        weight.form.inputs,
+        weight.form.chunks,
+        weight.form.groups,
         x.stride(0),
         out.stride(0),
         pairs // len(x),
@@ -175,14 +188,18 @@ def hopper_experts(
     )
 
 
-def constants_of(tokens: int, *, products: int, grouped: bool, limit: float) -> tuple[dict[str, Any], int]:
+def constants_of(
+    tokens: int, form: PackedForm, *, products: int, grouped: bool, limit: float
+) -> tuple[dict[str, Any], int]:
     """Of the kernel for blocks of at most so many pairs, a power of two from 16 to 128; and its warps."""
-    warps = 4 if tokens <= 64 else 8
-    words = _HALVES * warps * WORDS
-    stage = 4 * (words + words // 4) + 2 * tokens * CHUNK
+    warps, chunk = 4 if tokens <= 64 else 8, chunk_of(form.number)
+    words = _HALVES * warps * (DEPTH // chunk) * WORDS
+    of_groups = words // 4 * (1 + form.zeros) if form.group else 0
+    stage = 4 * (words + of_groups) + 2 * tokens * DEPTH
     constants = {
         "TOKENS": tokens, "STAGES": max(3, min(8, _ROOM[tokens] // stage)), "WARPS": warps, "PRODUCTS": products,
-        "GROUPED": grouped, "LIMIT": limit, "CHUNK": CHUNK, "UNIT": UNIT, "WORDS": WORDS, "BLOCK_WORDS": BLOCK_WORDS,
-        "HALVES": _HALVES,
+        "GROUPED": grouped, "LIMIT": limit, "DEPTH": DEPTH, "CHUNK_COLUMNS": chunk, "NUMBER": form.number,
+        "GROUP": form.group, "ZERO": float(implied_zero(form.number)), "ZEROS": form.zeros, "UNIT": UNIT,
+        "WORDS": WORDS, "BLOCK_WORDS": BLOCK_WORDS, "HALVES": _HALVES,
     }  # fmt: skip
     return constants, warps

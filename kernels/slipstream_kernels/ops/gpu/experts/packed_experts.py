@@ -14,7 +14,7 @@ import triton.language as tl
 
 from slipstream_kernels.ops.gpu.launch import dot
 from slipstream_kernels.ops.gpu.rounding import rounded
-from slipstream_kernels.ops.quantised_weight import PAIRED, Number, QuantisedWeight, decode, implied_zero
+from slipstream_kernels.ops.quantised_weight import PAIRED, Number, QuantisedWeight, decode
 
 DEPTH = 128
 """Columns that are decoded at a time; groups of scales divide it or are a whole row."""
@@ -182,8 +182,3 @@ def packed_sums(
         sums = dot(weights, tl.trans(values), sums)
         values, codes, scales, zeros = following
     return sums
-
-
-def zero_of(weight: PackedExperts) -> float:
-    """The zero point of numbers without one of their own."""
-    return float(implied_zero(weight.number))

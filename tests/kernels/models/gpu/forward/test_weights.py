@@ -13,7 +13,7 @@ from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import R
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
 from slipstream_kernels.models.gpu.ranks.shard import Shard
-from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts
+from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight, unpacked
@@ -154,7 +154,7 @@ def test_random_experts_of_four_bits(tmp_path: Path) -> None:
     pack_mxfp4(folder)
     weights = GpuWeights.random(ModelConfig.from_folder(folder), "cpu")
     experts = weights.layers[0].experts
-    assert experts is not None and isinstance(experts.gate_up, Mxfp4Experts)
+    assert experts is not None and isinstance(experts.gate_up, FragmentExperts)
     assert len(experts.gate_up.codes.unique()) > 100
     assert isinstance(weights.layers[0].qkv, torch.Tensor)
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from slipstream_kernels.ops.gpu.experts.expert_linear import expert_linear, expert_linear_reference
+from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts, can_be_fragments, exponents_of
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups, group_rows, most_blocks
-from slipstream_kernels.ops.gpu.experts.mxfp4_experts import Mxfp4Experts, exponents_of
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 from support.quantised_weights import random_weight
 
@@ -21,22 +23,47 @@ def random_mxfp4(outputs: int, inputs: int, seed: int, powers_from: int = -8, po
     return QuantisedWeight("e2m1", weight.codes, (2.0**powers).bfloat16(), None, 32)
 
 
-def experts_of(parts: list[QuantisedWeight], device: torch.device) -> Mxfp4Experts:
-    made = Mxfp4Experts.empty((len(parts), *parts[0].shape), device)
+def random_part(number: Any, outputs: int, inputs: int, group: int, zeros: bool, seed: int) -> QuantisedWeight:
+    if number == "e2m1":
+        return random_mxfp4(outputs, inputs, seed)
+    return random_weight(number, outputs, inputs, group=group or inputs, zeros=zeros, seed=seed)
+
+
+def experts_of(parts: list[QuantisedWeight], device: torch.device, group: int) -> FragmentExperts:
+    first = parts[0]
+    zeros = first.zeros is not None
+    made = FragmentExperts.empty(first.number, (len(parts), *first.shape), group, device, zeros=zeros)
     for expert, part in enumerate(parts):
         made.put(expert, part.to(device))
     return made
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(8, 32), (48, 320), (16, 2880)])
-def test_what_is_put_is_decoded(outputs: int, inputs: int) -> None:
+def test_mxfp4_that_is_put_is_decoded(outputs: int, inputs: int) -> None:
     """Bit for bit, from the least scale to the greatest."""
     parts = [random_mxfp4(outputs, inputs, seed, -126, 127) for seed in range(EXPERTS)]
-    held = experts_of(parts, torch.device("cpu"))
+    held = experts_of(parts, torch.device("cpu"), 32)
     assert held.shape == (EXPERTS, outputs, inputs) and len(held) == EXPERTS
     assert held.nbytes == EXPERTS * outputs * -(-inputs // 128) * 68
     for expert, part in enumerate(parts):
         assert torch.equal(held.decoded(expert).view(torch.int16), decode(part).view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    ("number", "group", "zeros"), [("int4", 128, True), ("int4", 0, False), ("e4m3", 128, False), ("int8", 64, True)]
+)
+def test_what_is_put_is_decoded(number: str, group: int, zeros: bool) -> None:
+    parts = [random_part(number, 24, 384, group, zeros, seed) for seed in range(EXPERTS)]
+    held = experts_of(parts, torch.device("cpu"), group)
+    for expert, part in enumerate(parts):
+        assert torch.equal(held.decoded(expert), decode(part))
+
+
+def test_what_can_be_fragments() -> None:
+    assert can_be_fragments("e2m1", 2880, 2880, 32) and can_be_fragments("int4", 1536, 2048, 128)
+    assert can_be_fragments("int4", 8, 96, 96) and can_be_fragments("e4m3", 8, 768, 128)
+    assert not can_be_fragments("e2m1", 12, 2880, 32) and not can_be_fragments("e2m1", 8, 48, 32)
+    assert not can_be_fragments("int4", 8, 128, 32)
 
 
 def test_exponents_of_a_chunk_lie_in_a_word() -> None:
@@ -44,16 +71,29 @@ def test_exponents_of_a_chunk_lie_in_a_word() -> None:
     assert exponents_of(scales).tolist() == [[1 | 127 << 8 | 128 << 16 | (254 << 24) - 2**32], [126]]
 
 
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("tokens", [0, 16, 128])
-def test_its_products_are_those_of_the_decoded_weights(device: torch.device, gated: bool, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "group", "zeros", "tokens", "gated"),
+    [
+        ("e2m1", 32, False, 0, True),
+        ("e2m1", 32, False, 16, True),
+        ("e2m1", 32, False, 128, True),
+        ("e2m1", 32, False, 16, False),
+        ("int4", 128, True, 16, True),
+        ("int4", 0, False, 0, False),
+        ("e4m3", 64, False, 16, True),
+        ("int8", 0, True, 16, False),
+    ],
+)
+def test_its_products_are_those_of_the_decoded_weights(
+    device: torch.device, number: str, group: int, zeros: bool, tokens: int, gated: bool
+) -> None:
     """Columns that fill no chunk, rows that fill no program, padding, biases, factors and a clamped gate."""
     torch.manual_seed(tokens)
     rows, outputs, inputs = {0: 3, 16: 5, 128: 40}[tokens], 40, 160
-    parts = [random_mxfp4(outputs * (2 if gated else 1), inputs, seed) for seed in range(EXPERTS)]
-    packed = experts_of(parts, device)
+    parts = [random_part(number, outputs * (2 if gated else 1), inputs, group, zeros, seed) for seed in range(EXPERTS)]
+    packed = experts_of(parts, device, group)
     plain = torch.stack([decode(part) for part in parts]).to(device)
-    x = torch.randn(rows, inputs, device=device).bfloat16()
+    x = (torch.randn(rows, inputs, device=device) * 2.0 ** (0 if number == "e2m1" else -8)).bfloat16()
     ids = torch.stack([torch.randperm(EXPERTS)[:CHOSEN].sort().values for _ in range(rows)]).to(device, torch.int32)
     ids[1] = EXPERTS
     groups = None
