@@ -2,6 +2,7 @@
 
     python -m benchmarks.cluster --output benchmarks/results/cluster.json
     python -m benchmarks.cluster --scenes kill --gpus 2 --output gpus.json      # one GPU a replica
+    python -m benchmarks.cluster --scenes kill --gpus 2 --device cpu            # placed by GPUs that are not there
 
 Starts a head and raylets (`ray start`), replicas by `slipstream cluster up`, gateways outside of Ray, and streams in a
 closed loop. Every answer (ids, logprobs, how it ended) is compared with that of an undisturbed run. Scenes:
@@ -59,12 +60,14 @@ def parse() -> argparse.Namespace:
         "--kill", choices=("raylet", "actor"), help="what is killed; default: raylet, with --gpus actor"
     )
     parser.add_argument("--gpus", type=int, default=0, help="of this machine, one a replica, all of one raylet")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="what replicas run on; default: cuda with --gpus")
     parser.add_argument("--model", type=Path, help="default: the demo model")
     parser.add_argument("--draft", default="inproc:ngram")
     parser.add_argument("--plot", type=Path, help="PNG of the scene scale; left out where matplotlib is not installed")
     parser.add_argument("--output", type=Path, help="JSON")
     options = parser.parse_args()
     options.replicas = options.gpus or options.replicas
+    options.device = options.device or ("cuda" if options.gpus else "cpu")
     options.kill = options.kill or ("actor" if options.gpus else "raylet")
     if options.gpus and options.kill == "raylet":
         parser.error("--kill raylet: with --gpus there is one raylet, and nothing would be left")
@@ -128,14 +131,14 @@ def _gaps(outcomes: Sequence[Outcome], killed: float, next_kill: float) -> Facts
 def main() -> int:
     options = parse()
     model = resolve_model(options.model)
-    device = ("--device", "cuda") if options.gpus else ()
-    facts: Facts = {"machine": gpu_machine("cuda" if options.gpus else "cpu"), "streams": options.streams}
+    facts: Facts = {"machine": gpu_machine(options.device), "gpus": options.gpus, "streams": options.streams}
     head = ("--num-cpus=16", f"--num-gpus={options.gpus}") if options.gpus else ("--num-cpus=0", "--num-gpus=0")
     with nodes(head) as ray:
         for _ in range(0 if options.gpus else options.raylets):
             ray.add(("--num-cpus=2", "--num-gpus=0"))
-        up = ("up", "--model", str(model), "--draft", options.draft, *device, "--directory-port", "0",
-              "--standby", str(options.standby))  # fmt: skip
+        gpus = str(int(options.gpus > 0))
+        up = ("up", "--model", str(model), "--draft", options.draft, "--device", options.device, "--gpus", gpus,
+              "--directory-port", "0", "--standby", str(options.standby))  # fmt: skip
         greeting = ray.cluster(*up, "--replicas", str(options.replicas))
         found = re.search(r"--directory (\S+)", greeting)
         assert found is not None

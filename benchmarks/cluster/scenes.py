@@ -79,11 +79,12 @@ class Setting:
 
 async def kill(at: Setting) -> Facts:
     """Kills, one after the other, and how long capacity was away."""
-    began, back = time.perf_counter(), list[float]()
+    began, back, placed = time.perf_counter(), list[float](), list[list[list[str]]]()
     while time.perf_counter() < began + at.options.seconds:
         next_at = time.perf_counter() + at.options.every
         head_first = sorted((await asyncio.to_thread(at.ray.status))["replicas"], key=lambda each: each["number"])
         victim = next(each for each in head_first if each["state"] == "ready")
+        placed.append([each["gpus"] for each in head_first if each["state"] == "ready"])
         killed = time.perf_counter()
         at.kills.append(killed)
         if at.options.kill == "actor":
@@ -99,6 +100,7 @@ async def kill(at: Setting) -> Facts:
         "killed": at.options.kill,
         "kills": len(back),
         "seconds_until_capacity_is_back": [round(each, 2) for each in back],
+        "gpus_of_replicas_before_each_kill": placed,
     }
 
 
