@@ -106,8 +106,8 @@ class TokenMatcher:
         self._followed: list[int] = []
         self._for_output = ProcessorTime(each=OUTPUT_EACH, excess=OUTPUT_EXCESS)
         self._for_drafts = ProcessorTime(each=DRAFT_EACH, excess=DRAFT_EXCESS)
-        self._alone = False
-        """Whether it is asked for masks by itself, as one that was asked together with it took long."""
+        self._masks_alone = self._follows_alone = False
+        """Whether it is asked by itself, as one that was asked together with it took long."""
         self._broken = ""
         """Why the matcher is not where the tokens followed led; what a panic said that kept it from there."""
         self.drafting = False
@@ -133,7 +133,9 @@ class TokenMatcher:
     def follow(self, tokens: Sequence[int]) -> None:
         """Go on by tokens that the grammar allows; GrammarFailure where it does not."""
         ids = list(tokens)
+        begun = time.thread_time() if self._follows_alone else 0.0
         self._ask(lambda matcher: matcher.consume_tokens(ids), tokens=len(ids))
+        self._follows_alone = self._follows_alone and time.thread_time() - begun > len(ids) * OUTPUT_EACH
         self._followed += ids
 
     def go_back(self, count: int) -> None:
@@ -156,31 +158,53 @@ class TokenMatcher:
         """Return whether the output may end here."""
         return self._ask(lambda matcher: matcher.is_accepting())
 
-    def allowed(self, room: Words | None = None) -> Words:
-        """Bit i of word i // 32 says whether id i may come next: uint32 [ceil(vocab / 32)], the caller's own or `room`.
+    def allowed(self, room: Words | None = None) -> tuple[Words, bool]:
+        """Return which ids may come next, and whether the output may end here.
 
-        Where this raises, what is in `room` means nothing.
+        Bit i of word i // 32 is id i: uint32 [ceil(vocab / 32)], the caller's own or `room`. Where this raises, what is
+        in the room means nothing.
         """
         words = np.empty(-(-self._compiled.tokenizer.vocab_size // 32), np.uint32) if room is None else room
         place, size = words.ctypes.data, words.nbytes
-        begun = time.thread_time()
-        self._ask(lambda matcher: matcher.unsafe_compute_mask_ptr(place, size), tokens=_MASK)
-        self._alone &= time.thread_time() - begun > _MASK * OUTPUT_EACH
-        return words
+        begun = time.thread_time() if self._masks_alone else 0.0
 
-    def asked_together(self) -> LLMatcher | None:
-        """Return what other threads may ask for a mask at once with others; None where `allowed` is to be asked.
+        def asked(matcher: LLMatcher) -> bool:
+            matcher.unsafe_compute_mask_ptr(place, size)
+            return matcher.is_accepting()
 
-        Nobody counts what that takes of a processor: those that were asked while one took long are asked alone, and
-        those that take long then still are.
+        complete = self._ask(asked, tokens=_MASK)
+        self._masks_alone = self._masks_alone and time.thread_time() - begun > _MASK * OUTPUT_EACH
+        return words, complete
+
+    def asked_together(self, *, to_follow: bool = False) -> LLMatcher | None:
+        """Return what other threads may ask at once with others, for a mask or `to_follow` a token.
+
+        None where `allowed` or `follow` is to ask. Nobody counts what threads take of a processor: those that were
+        asked while one took long are asked alone, and those that take long then still are.
         """
+        alone = self._follows_alone if to_follow else self._masks_alone
         budget = self._for_drafts if self.drafting else self._for_output
-        return None if self._alone or self._broken or budget.is_spent else self._matcher
+        return None if alone or self._broken or budget.is_spent else self._matcher
 
-    def answered_together(self, *, quick: bool) -> bool:
-        """Return whether that matcher has given an answer; it is asked alone from now on where not all were `quick`."""
-        self._alone |= not quick
-        return not self._matcher.is_error()
+    def answered_together(self, *, quick: bool) -> bool | None:
+        """Return `is_complete` of that matcher, which has given its mask; None where it has failed.
+
+        It is asked alone from now on where not all that were asked were `quick`.
+        """
+        self._masks_alone |= not quick
+        try:
+            return None if self._matcher.is_error() else self._matcher.is_accepting()
+        except BaseException as error:  # noqa: BLE001 - those that are no panic are raised again
+            _words_of_panic(error)
+            return None
+
+    def followed_together(self, token: int, *, followed: bool, quick: bool) -> None:
+        """That matcher has `followed` a token, or failed, and is where it was before; `quick` as above."""
+        self._follows_alone |= not quick
+        if followed:
+            self._followed.append(token)
+        else:
+            self._start_again()
 
     def forced(self) -> bytes:
         """Return the bytes that must come next, or what may well; none where that is open."""
@@ -198,7 +222,7 @@ class TokenMatcher:
             for _ in range(_LIKELY_TOKENS):
                 if self.is_complete():
                     break
-                token, longest = self._compiled.forced_texts.only_text(self.allowed())
+                token, longest = self._compiled.forced_texts.only_text(self.allowed()[0])
                 if not longest:
                     break
                 text += longest

@@ -108,6 +108,24 @@ class RequestGrammar:
         self._output = len(tokens)
         self._path.clear()
 
+    def next_together(self, tokens: Sequence[int]) -> tuple[LLMatcher, int] | None:
+        """As `follow_output`, up to the last token: return whom to ask for it together with others.
+
+        None where that is not all there is to do. `followed_together` is to come before anything else.
+        """
+        new = tokens[self._output :]
+        if self._begun_at is None or not new:
+            return None
+        self.go_back(self._output + _common(self._path, new))
+        matcher = self._matcher.asked_together(to_follow=True) if len(self._path) == len(new) - 1 else None
+        return None if matcher is None else (matcher, new[-1])
+
+    def followed_together(self, token: int, *, followed: bool, quick: bool) -> None:
+        """That matcher has `followed` the token, or failed; not `quick`: it may be the one that took long."""
+        self._matcher.followed_together(token, followed=followed, quick=quick)
+        if followed:
+            self._path.append(token)
+
     @property
     def forced_texts(self) -> ForcedTexts:
         """How texts that must come next are drafted."""
@@ -145,14 +163,16 @@ class RequestGrammar:
             return not barred and self._matcher.is_complete()
         return 0 <= token < self._vocab_size and self._matcher.allows(token)
 
-    def allowed(self, room: Words | None = None, *, answered: bool = False) -> AllowedTokens:
+    def allowed(self, room: Words | None = None, *, complete: bool | None = None) -> AllowedTokens:
         """Return what may come next, where the grammar has begun. Raises GrammarFailure where nothing may.
 
-        room: where the words are put, instead of an array of their own. answered: the matcher `asked_together` has put
-        its mask there.
+        room: where the words are put, instead of an array of their own. complete: what `answered_together` has
+        returned, where the matcher's mask is in the room.
         """
-        words = room if answered and room is not None else self._matcher.allowed(room)
-        complete = self._matcher.is_complete()
+        if room is None or complete is None:
+            words, complete = self._matcher.allowed(room)
+        else:
+            words = room
         for place, bit in self._end_bits:
             words[place] = words[place] | bit if complete else words[place] & ~bit
         if not words.any():
@@ -166,8 +186,8 @@ class RequestGrammar:
         """Return what is asked for a mask together with others; None where `allowed` must ask, which takes count."""
         return self._matcher.asked_together()
 
-    def answered_together(self, *, quick: bool) -> bool:
-        """Return whether what was asked so has given an answer; not `quick`: it may be the one that took long."""
+    def answered_together(self, *, quick: bool) -> bool | None:
+        """Return whether the output may end here; None where what was asked so has failed. `quick` as above."""
         return self._matcher.answered_together(quick=quick)
 
     @property

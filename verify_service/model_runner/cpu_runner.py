@@ -29,8 +29,8 @@ from verify_service.core.prompt_scores import PromptScores, next_tokens
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle, VerifyResult
-from verify_service.grammar.mask_batch import MaskBatch
 from verify_service.grammar.matcher import Words
+from verify_service.grammar.together import Together
 from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates, places_of
@@ -86,8 +86,8 @@ class CpuModelRunner:
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks") if left > 0 else None
         """Where masks are computed beside a pass; a pass that has all processors would take longer by as much."""
         most_masks = config.max_running + min(config.step_nodes, scratch_slots)
-        rows = np.empty((most_masks, -(-model.config.vocab_size // 32)), np.uint32)
-        self._masks = MaskBatch(rows, left if left > 0 else processors)
+        self._mask_room = np.empty((most_masks, -(-model.config.vocab_size // 32)), np.uint32)
+        self._together = Together(left if left > 0 else processors)
 
     def warm_up(self) -> None:
         """Compile the kernels that follow a forward pass, so that no request waits for that."""
@@ -152,7 +152,7 @@ class CpuModelRunner:
         """Compute all rows, sample every deciding one, and walk each tree."""
         rows = self._builder.build(items)
         capture = self._new_capture(len(rows.batch))
-        ahead = MasksAhead(rows.deciding, self._masks)
+        ahead = MasksAhead(rows.deciding, self._mask_room, self._together)
         logits = self._forward(rows, capture, ahead)
         awake = self._model.experts_awake
         scores = self._score(items)

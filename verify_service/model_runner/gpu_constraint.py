@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
-from verify_service.grammar.mask_batch import MaskBatch
+from verify_service.grammar.together import Together
 from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
 from verify_service.model_runner.masks_ahead import MasksAhead
 
@@ -41,8 +41,8 @@ class GpuConstraint:
         self._begin = begin
         self._able = model.decides_again
         words = -(-model.config.vocab_size // 32)
-        rows = model.mask_rows if self._able else np.empty((model.limits.max_running, words), np.uint32)
-        self._batch = MaskBatch(rows, len(os.sched_getaffinity(0)) - 1)
+        self._room = model.mask_rows if self._able else np.empty((model.limits.max_running, words), np.uint32)
+        self._together = Together.beside()
         self.seconds = GrammarSeconds()
 
     def masks_for(self, deciding: Sequence[ScheduledRequest]) -> MasksAhead | None:
@@ -53,7 +53,8 @@ class GpuConstraint:
         held = [grammar for item in deciding if (grammar := item.state.grammar) is not None]
         if not held:
             return None
-        return MasksAhead(deciding, self._batch, all_roots=self._able and any(grammar.strays for grammar in held))
+        all_roots = self._able and any(grammar.strays for grammar in held)
+        return MasksAhead(deciding, self._room, self._together, all_roots=all_roots)
 
     def decides_again(self, ahead: MasksAhead | None) -> bool:
         """Whether `send` is to follow the launch."""
@@ -90,8 +91,22 @@ class GpuConstraint:
         if late or ticket.done():
             self.seconds.masks += time.perf_counter() - began
 
-    def results(self, ticket: PassHandle) -> np.ndarray:
-        """Wait for the pass and, which counts as time for masks, for what follows it."""
+    def results(self, ticket: PassHandle, deciding: Sequence[ScheduledRequest]) -> np.ndarray:
+        """Wait for the pass and, which counts as time for masks, for what follows it.
+
+        Meanwhile grammars follow the output so far: those without masks need not do so once the tokens are there.
+        """
+        held = [
+            (grammar, item.state.output_tokens)
+            for item in deciding
+            if (grammar := item.state.grammar) is not None and not item.state.finished
+        ]
+        began, late = time.perf_counter(), ticket.done()
+        self._together.follow(held)
+        for grammar, output in held:
+            with suppress(Exception):  # told when the step is decided
+                grammar.follow_output(output)
+        self.seconds.checks += late * (time.perf_counter() - began)
         ticket.wait()
         began = time.perf_counter()
         results = ticket.results()

@@ -203,7 +203,7 @@ class GpuModelRunner:
             results = ticket.results()[: len(launched.deciding)]
         else:
             self._constraint.send(ticket, ahead, launched.deciding, launched.first_rows)
-            results = self._constraint.results(ticket)[: len(launched.deciding)]
+            results = self._constraint.results(ticket, launched.deciding)[: len(launched.deciding)]
         decisions = launched.decisions
         counts = results[:, 0].tolist()
         most = max(counts, default=0)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from slipstream_kernels.device_tree import DeviceTree
 from verify_service.core.scheduled_request import ScheduledRequest
-from verify_service.grammar.mask_batch import MaskBatch
 from verify_service.grammar.matcher import GrammarFailure
 from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
+from verify_service.grammar.together import Together, WordRows
 
 _log = logging.getLogger(__name__)
 Masks = Mapping[int, AllowedTokens]
@@ -42,15 +42,20 @@ class MasksAhead:
 
     What is computed is a question about the output for the root of a request with filters, whose mask is needed
     whatever the pass gives; for all other rows it is one about drafts. One that fails leaves its row without a mask:
-    whoever decides the row asks again, and learns why. Masks lie in the batch's rows, and hold until it is used for
-    another step. Used by one thread at a time.
+    whoever decides the row asks again, and learns why. Used by one thread at a time.
     """
 
-    def __init__(self, items: Sequence[ScheduledRequest], batch: MaskBatch, *, all_roots: bool = False) -> None:
-        """`all_roots`: those of all requests with a grammar, too, once the others are there."""
-        self._batch = batch
+    def __init__(
+        self, items: Sequence[ScheduledRequest], room: WordRows, together: Together, *, all_roots: bool = False
+    ) -> None:
+        """`room`, uint32 [n, words], is where the masks lie, as long as no other step's do.
+
+        all_roots: those of all requests with a grammar, too, once the others are there.
+        """
+        self._room = room
+        self._together = together
         self.taken = 0
-        """Rows of the batch that have a mask, or were to have one."""
+        """Rows of the room that have a mask, or were to have one."""
         self.sent = False
         """Whether the pass has got the masks, those that were there."""
         self._masks: dict[ScheduledRequest, dict[int, AllowedTokens]] = {}
@@ -77,7 +82,7 @@ class MasksAhead:
         return self._masks.get(item, NO_MASKS)
 
     def rows_of(self, item: ScheduledRequest) -> Mapping[int, int]:
-        """Return where in the batch's rows those are that leave several tokens, by row of the request's tree."""
+        """Return where in the room those are that are rows to be sampled under, by row of the request's tree."""
         return self._rows.get(item, {})
 
     def compute(self, is_over: Callable[[], bool]) -> float:
@@ -99,27 +104,32 @@ class MasksAhead:
         self._due.clear()
 
     def _compute_next(self) -> None:
-        asked: list[tuple[_Due, RequestGrammar]] = []
+        found: list[tuple[_Due, RequestGrammar]] = []
         for due in self._next():
             grammar = self._items[due.place].state.grammar
             assert grammar is not None
-            if self._goes_there(due, grammar):
-                asked.append((due, grammar))
+            found.append((due, grammar))
+        self._together.follow(
+            [(grammar, self._items[due.place].state.output_tokens) for due, grammar in found if due.node < 0]
+        )
+        asked = [(due, grammar) for due, grammar in found if self._goes_there(due, grammar)]
         first = self.taken
         self.taken += len(asked)
-        answered = self._batch.ask([grammar for _, grammar in asked], first)
-        for row, ((due, grammar), there) in enumerate(zip(asked, answered, strict=True), first):
-            self._take(due, grammar, row, answered=there)
+        answered = self._together.masks([grammar for _, grammar in asked], self._room, first)
+        for row, ((due, grammar), complete) in enumerate(zip(asked, answered, strict=True), first):
+            self._take(due, grammar, row, complete)
 
     def _next(self) -> list[_Due]:
         """Take out what is to be asked for together: of each request one mask, and of those of one rank's kind."""
-        room = len(self._batch.rows) - self.taken
+        room = len(self._room) - self.taken
         if not room:
             self._due.clear()
         found: list[_Due] = []
         later: list[_Due] = []
         places: set[int] = set()
-        while self._due and len(found) < min(self._batch.size, room) and (not found or _alike(found[0], self._due[0])):
+        while (
+            self._due and len(found) < min(self._together.size, room) and (not found or _alike(found[0], self._due[0]))
+        ):
             due = heapq.heappop(self._due)
             (later if due.place in places else found).append(due)
             places.add(due.place)
@@ -148,11 +158,11 @@ class MasksAhead:
             self._add_children(due, grammar, None)
         return grammar.has_begun
 
-    def _take(self, due: _Due, grammar: RequestGrammar, row: int, *, answered: bool) -> None:
+    def _take(self, due: _Due, grammar: RequestGrammar, row: int, complete: bool | None) -> None:
         item = self._items[due.place]
         try:
             with nullcontext() if due.rank == _NEEDED else grammar.asked_for_drafts():
-                allowed = grammar.allowed(self._batch.rows[row], answered=answered)
+                allowed = grammar.allowed(self._room[row], complete=complete)
         except GrammarFailure:
             return
         except Exception:  # noqa: BLE001 - a step is for other requests, too

@@ -14,6 +14,7 @@ from verify_service.grammar.drafting import forced_tree, legal_part
 from verify_service.grammar.forced_texts import GRAMMAR
 from verify_service.grammar.matcher import GrammarFailure
 from verify_service.grammar.request_grammar import RequestGrammar
+from verify_service.grammar.together import Together
 from verify_service.model_runner.device_trees import read_tree
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
@@ -33,6 +34,7 @@ class GrammarTrees:
         self._passes = passes
         self._selector = selector
         self._step_nodes = step_nodes
+        self._together = Together.beside()
         self.seconds = 0.0
         """What all of it has taken, of the loop's thread."""
 
@@ -54,6 +56,7 @@ class GrammarTrees:
         if not held:
             return
         began = time.perf_counter()
+        self._together.follow([(grammar, item.state.output_tokens) for item in held if (grammar := item.state.grammar)])
         forced = [(item, tree) for item in held if (tree := self._forced(item)) is not None]
         if forced:
             self._attach(items, forced)

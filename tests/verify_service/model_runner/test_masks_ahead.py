@@ -19,9 +19,9 @@ from verify_service.core.request import SamplingParams
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.grammar.compiler import _compiled
 from verify_service.grammar.forced_texts import ForcedTexts
-from verify_service.grammar.mask_batch import MaskBatch
 from verify_service.grammar.matcher import GrammarFailure
 from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
+from verify_service.grammar.together import Together, WordRows
 from verify_service.model_runner.masks_ahead import MasksAhead
 
 GREEDY, FILTERED = SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=1.0, top_p=0.9, seed=1)
@@ -57,8 +57,8 @@ def same(early: AllowedTokens, late: AllowedTokens) -> bool:
     return early.words.tolist() == late.words.tolist() and early.only == late.only
 
 
-def batch(threads: int = 1, rows: int = 32) -> MaskBatch:
-    return MaskBatch(np.full((rows, 16), 0xFFFFFFFF, np.uint32), threads)
+def room(threads: int = 1, rows: int = 32) -> tuple[WordRows, Together]:
+    return np.full((rows, 16), 0xFFFFFFFF, np.uint32), Together(threads)
 
 
 def stop_after(count: int) -> Iterator[bool]:
@@ -67,7 +67,7 @@ def stop_after(count: int) -> Iterator[bool]:
 
 def test_masks_are_those_of_a_late_question(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, FILTERED)
-    ahead = MasksAhead([held.item], batch())
+    ahead = MasksAhead([held.item], *room())
     ahead.compute(lambda: False)
     masks = ahead.of(held.item)
     assert sorted(masks) == [0, 1, 2, 4], "node 2 is illegal, and decides nothing"
@@ -80,7 +80,7 @@ def test_masks_are_those_of_a_late_question(tokenizer: GrammarTokenizer) -> None
 def test_roots_come_first_then_the_likeliest_nodes_and_none_once_the_pass_is_over(tokenizer: GrammarTokenizer) -> None:
     first, second = Held(tokenizer, FILTERED), Held(tokenizer, FILTERED)
     for count, expected in ((0, ([], [])), (2, ([0], [0])), (3, ([0, 4], [0])), (5, ([0, 1, 4], [0, 4]))):
-        ahead = MasksAhead([first.item, second.item], batch())
+        ahead = MasksAhead([first.item, second.item], *room())
         over = stop_after(count)
         ahead.compute(lambda over=over: next(over))  # type: ignore[misc]
         assert (sorted(ahead.of(first.item)), sorted(ahead.of(second.item))) == expected
@@ -89,25 +89,25 @@ def test_roots_come_first_then_the_likeliest_nodes_and_none_once_the_pass_is_ove
 def test_what_is_needed_in_any_case_is_computed_at_last(tokenizer: GrammarTokenizer) -> None:
     filtered, straying = Held(tokenizer, FILTERED), Held(tokenizer, GREEDY)
     straying.grammar.end_step(strayed=True)
-    ahead = MasksAhead([straying.item, filtered.item], batch())
+    ahead = MasksAhead([straying.item, filtered.item], *room())
     ahead.finish()
     assert sorted(ahead.of(filtered.item)) == [0] and not ahead.of(straying.item) and not ahead
 
 
 def test_checked_tokens_have_masks_only_behind_illegal_ones(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, GREEDY)
-    assert not MasksAhead([held.item], batch())
+    assert not MasksAhead([held.item], *room())
     held.grammar.end_step(strayed=True)
     for _ in range(8):
-        assert MasksAhead([held.item], batch())
+        assert MasksAhead([held.item], *room())
         held.grammar.end_step(strayed=False)
-    assert not MasksAhead([held.item], batch())
+    assert not MasksAhead([held.item], *room())
 
 
 def test_a_grammar_begins_within_a_drafted_path(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, FILTERED)
     held.grammar = held.item.state.grammar = Held(tokenizer, FILTERED, starts_after=(held.a,)).grammar
-    ahead = MasksAhead([held.item], batch())
+    ahead = MasksAhead([held.item], *room())
     ahead.compute(lambda: False)
     assert sorted(ahead.of(held.item)) == [1, 2]
 
@@ -115,7 +115,7 @@ def test_a_grammar_begins_within_a_drafted_path(tokenizer: GrammarTokenizer) -> 
 def test_ends_that_must_wait_are_no_rows_to_sample(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, replace(FILTERED, max_tokens=9), min_tokens=9, stops=(2,))
     held.item = ScheduledRequest(held.item.state, 1, TokenTree.chain([held.a] * 6))
-    ahead = MasksAhead([held.item], batch())
+    ahead = MasksAhead([held.item], *room())
     ahead.compute(lambda: False)
     assert ahead.of(held.item)[6].only == 2
 
@@ -130,7 +130,7 @@ def test_a_failure_leaves_its_row_without_a_mask(
             raise error
 
         monkeypatch.setattr(failing.grammar, "allowed", fail)
-        ahead = MasksAhead([failing.item, other.item], batch())
+        ahead = MasksAhead([failing.item, other.item], *room())
         ahead.compute(lambda: False)
         assert not ahead.of(failing.item) and sorted(ahead.of(other.item)) == [0, 1, 2, 4]
     assert [record.message for record in caplog.records] == ["a grammar could not be asked ahead"]
@@ -142,7 +142,7 @@ def test_masks_of_several_threads_are_the_same(tokenizer: GrammarTokenizer) -> N
     held[3].grammar.end_step(strayed=True)
     expected = {}
     for threads in (1, 3):
-        ahead = MasksAhead([each.item for each in held], batch(threads), all_roots=True)
+        ahead = MasksAhead([each.item for each in held], *room(threads), all_roots=True)
         rounds = 0
         while ahead:
             ahead.compute(stop_after(1).__next__)
@@ -161,7 +161,7 @@ def test_masks_of_several_threads_are_the_same(tokenizer: GrammarTokenizer) -> N
 
 def test_no_more_masks_are_computed_than_there_is_room_for(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, FILTERED)
-    ahead = MasksAhead([held.item], batch(rows=2))
+    ahead = MasksAhead([held.item], *room(rows=2))
     ahead.compute(lambda: False)
     assert sorted(ahead.of(held.item)) == [0, 4] and not ahead
 
@@ -169,6 +169,6 @@ def test_no_more_masks_are_computed_than_there_is_room_for(tokenizer: GrammarTok
 def test_a_row_without_a_choice_is_none_to_sample(tokenizer: GrammarTokenizer) -> None:
     held = Held(tokenizer, replace(FILTERED, max_tokens=9), min_tokens=9, stops=(2,))
     held.item = ScheduledRequest(held.item.state, 1, TokenTree.chain([held.a] * 6))
-    ahead = MasksAhead([held.item], batch())
+    ahead = MasksAhead([held.item], *room())
     ahead.compute(lambda: False)
     assert sorted(ahead.rows_of(held.item)) == list(range(6)) and 6 in ahead.of(held.item)

@@ -143,6 +143,13 @@ def test_a_pass_that_nothing_changes_is_left_as_it_is(model: GpuModel) -> None:
         model.decide_again(ticket, np.zeros(0, np.int32))
 
 
+def test_kernels_are_compiled_for_rows_that_are_none(model: GpuModel) -> None:
+    ticket = drafted(model)
+    before = ticket.results().copy()
+    model._masked.compile(ticket.bucket)
+    assert np.array_equal(before, model._pool.of(ticket.bucket).result[:3].cpu().numpy())
+
+
 def test_the_room_is_as_large_as_was_planned() -> None:
     room = MaskRoom(LIMITS, 500, torch.device("cpu"))
     assert room.rows.shape == (LIMITS.max_decode_rows, 16)
