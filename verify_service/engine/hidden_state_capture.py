@@ -163,6 +163,8 @@ class HiddenStateCapture:
 
     def _routes(self, items: Sequence[ScheduledRequest]) -> dict[ScheduledRequest, tuple[RingSlice, ...]]:
         drafted = [item for item in items if _is_told(item)]
+        if not drafted:
+            return {}
         wanted = [StateSpan(item.state.key, item.first, item.count + item.depth) for item in drafted]
         routes = self._source.reserve_ring(wanted, self._boundaries)
         return {item: spans for item, spans in zip(drafted, routes, strict=True) if spans}

@@ -80,6 +80,8 @@ class CpuModelRunner:
         self._builder = CpuBatchBuilder(config, page_table.entries, self._cache.scratch_slot(0))
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
         self._boundaries: tuple[int, ...] = ()
+        self._capture: Capture | None = None
+        """Of no rows, at these boundaries; None where there are none."""
         self.grammar_seconds = GrammarSeconds()
         processors = len(os.sched_getaffinity(0))
         left = processors - model.team.threads
@@ -131,6 +133,9 @@ class CpuModelRunner:
         return boundaries_of(self._model.config.num_layers)
 
     def capture(self, boundaries: tuple[int, ...]) -> None:
+        config = self._model.config
+        layers, width = config.num_layers, config.hidden_size
+        self._capture = Capture.of(boundaries, 0, num_layers=layers, hidden_size=width) if boundaries else None
         self._boundaries = boundaries
 
     def prepare(self) -> bool:
@@ -151,7 +156,7 @@ class CpuModelRunner:
     def launch(self, items: Sequence[ScheduledRequest]) -> CpuStepHandle:
         """Compute all rows, sample every deciding one, and walk each tree."""
         rows = self._builder.build(items)
-        capture = self._new_capture(len(rows.batch))
+        capture = None if self._capture is None else self._capture.with_rows(len(rows.batch))
         ahead = MasksAhead(rows.deciding, self._mask_room, self._together)
         logits = self._forward(rows, capture, ahead)
         awake = self._model.experts_awake
@@ -208,12 +213,6 @@ class CpuModelRunner:
         begun = time.perf_counter()
         self._model.forward(self._cache, batch)
         return time.perf_counter() - begun
-
-    def _new_capture(self, rows: int) -> Capture | None:
-        config = self._model.config
-        if not self._boundaries:
-            return None
-        return Capture.of(self._boundaries, rows, num_layers=config.num_layers, hidden_size=config.hidden_size)
 
     def _states(
         self, capture: Capture | None, items: Sequence[ScheduledRequest], decisions: Sequence[VerifyResult]

@@ -62,6 +62,8 @@ class SpeculationController:
         """Requests that have been paused from the start, of which the source is told once they no longer are."""
         self._accepts_commits = True
         """Whether the source took in the last step's commits."""
+        self._told = False
+        """Whether the last step had commits for the source."""
 
     @property
     def grammar_seconds(self) -> float:
@@ -321,7 +323,9 @@ class SpeculationController:
             handed = launched and self._on_device.is_untold(key)
             length = len(state.tokens)
             commits.append(Committed(key, tokens, length, rows, depth, states, catch_up, haste, verified, handed))
-        behind = self._source.commit(commits)
+        # After a step with commits the source hears of the next one, be it of no more than that nobody wants anything.
+        behind = self._source.commit(commits) if commits or self._told else ()
+        self._told = bool(commits)
         for state, _ in drafted:
             state.draft.catching_up = state.draft.paused or state.key in behind
 

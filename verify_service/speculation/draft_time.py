@@ -137,20 +137,27 @@ class DraftTimeModel:
 
     def seconds(self, asked: int, running: int, levels: int) -> float:
         """Of the wait of a step of `running` requests, `asked` of which ask for trees, the deepest so many levels."""
+        return self.waits(asked, running, (levels,))[0]
+
+    def waits(self, asked: int, running: int, levels: Sequence[int]) -> list[float]:
+        """As `seconds`, of waits for trees of each of these levels."""
         told, expected = self._expected(asked, running, levels)
         waits = self._waits[told]
         if not waits:
-            return expected.seconds
-        return expected.wait(median(waits[_nearest(_size(asked, running), waits)].excesses))
+            return [each.seconds for each in expected]
+        excess = median(waits[_nearest(_size(asked, running), waits)].excesses)
+        return [each.wait(excess) for each in expected]
 
-    def _expected(self, asked: int, running: int, levels: int) -> tuple[bool, _Expected]:
-        """Whether all drafters say what rounds take, and the round of the slowest."""
+    def _expected(self, asked: int, running: int, levels: Sequence[int]) -> tuple[bool, list[_Expected]]:
+        """Whether all drafters say what rounds take, and the round of the slowest for each of these levels."""
         tables = [self._tables.get(name) for name in self.proposers or self._tables]
-        said = [table.seconds(asked, levels) for table in tables if table is not None]
-        if tables and len(said) == len(tables):
-            return True, _Expected(max(said), self._step_time.growth(running))
-        guessed = max(self._guess.seconds(running, levels), *said, 0.0)
-        return False, _Expected(guessed, guessed)
+        telling = [table for table in tables if table is not None]
+        said = [max((table.seconds(asked, each) for table in telling), default=0.0) for each in levels]
+        if telling and len(telling) == len(tables):
+            unit = self._step_time.growth(running)
+            return True, [_Expected(seconds, unit) for seconds in said]
+        guessed = [max(self._guess.seconds(running, each), seconds) for each, seconds in zip(levels, said, strict=True)]
+        return False, [_Expected(seconds, seconds) for seconds in guessed]
 
     def observe(self, seconds: float, *, asked: int, running: int, levels: int, behind: bool = False) -> None:
         """Take in a wait, `behind` a pass for trees that only the device knew at the launch.
@@ -167,7 +174,7 @@ class DraftTimeModel:
         uses = self._uses[size, levels] = self._uses.get((size, levels), 0) + 1
         if uses <= _FIRST_USES and seconds > _CAPTURE * self.seconds(asked, running, levels):
             return
-        told, expected = self._expected(asked, running, levels)
+        told, (expected,) = self._expected(asked, running, (levels,))
         waits = self._waits[told].setdefault(size, _Waits(seen_at=self._now))
         if waits.observe(expected, seconds, self._now):
             self._waits[told] = {size: waits}

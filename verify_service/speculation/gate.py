@@ -56,6 +56,11 @@ class SpeculationGate:
         return self.unprofitable_steps >= self._probe_at - READY_BEFORE
 
     @property
+    def rests(self) -> bool:
+        """Whether drafting is paused for all requests, after the next step without trees too."""
+        return self.paused and self.unprofitable_steps + 1 < self._probe_at - READY_BEFORE
+
+    @property
     def probing(self) -> bool:
         """Whether this step asks for small trees although none pay."""
         return self.unprofitable_steps >= self._probe_at

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream_kernels.draft_protocol.records import RoundCost
+from slipstream_kernels.level_choice import best_levels
 from verify_service.core.acceptance import Acceptance
 from verify_service.core.request_state import RequestState
 from verify_service.core.step_time_model import FAST, Floats, StepTimeModel
@@ -19,6 +20,8 @@ from verify_service.speculation.node_selection import LEAST_GAIN
 Ints = NDArray[np.int64]
 
 MAX_LEVELS = 16
+_LEVELS = np.arange(1, MAX_LEVELS + 1)[:, None]
+_NOTHING_OFFERED = np.empty(0), np.empty(0, np.int64), np.empty(0), np.empty(0), 1.0, 1.0
 PROBE_LEVELS = 2
 """Of a probe's trees: the second tells how often a level is right below one that was."""
 _START_GAIN = 1.03
@@ -72,6 +75,9 @@ class GoodputOptimizer:
         """By how many bits the number of requests in the step has: the more there are, the fewer nodes pay."""
         self._memos = _Memo(), _Memo()
         """Last inputs and results of `choose_depths`: of its candidates, and of these with `others`."""
+        self._chosen = False
+        """Whether depths were chosen since the last `prepare`."""
+        best_levels(*_NOTHING_OFFERED)  # is compiled, so that no step waits for it
         self.is_profitable = True
         """Whether the last depths, those of `others` included, raised goodput; probes grant depths regardless."""
 
@@ -140,6 +146,7 @@ class GoodputOptimizer:
 
         `others` cannot have any yet: none are granted unless it would pay for all of them together too.
         """
+        self._chosen = True
         self.draft_time.count_step()
         self.draft_time.proposers = {candidate.proposer for candidate in candidates}
         own, whole = self._memos
@@ -158,14 +165,27 @@ class GoodputOptimizer:
         levels = PROBE_LEVELS if self.gate.probing else 0
         return [min(levels, candidate.max_levels) for candidate in candidates]
 
+    def rests(self) -> bool:
+        """Decide a step of the same requests as the last one, if nothing is weighed for it; False where it is to be."""
+        if not (self.gate.rests and self.gate.unprofitable_steps % REST_AFTER):
+            return False
+        self.draft_time.count_step()
+        if self.gate.step(profitable=False):
+            self._forget()
+        return True
+
     def would_pay(self, candidate: DepthCandidate, requests: int) -> bool:
         """Whether trees would raise goodput in steps of so many requests that are all like this one."""
         return bool(len(self._best_candidates([candidate] * requests, requests, 0, _START_GAIN)))
 
     def prepare(self) -> None:
-        """Choose, ahead of the next `choose_depths`, for its last candidates by the newest estimates."""
+        """Choose, ahead of the next `choose_depths`, for its last candidates by the newest estimates.
+
+        Nothing where no depths were chosen since: steps of requests without speculation ask for none.
+        """
         own, _ = self._memos
-        if own.candidates:
+        if self._chosen:
+            self._chosen = False
             self._choose(own, own.candidates, own.requests, own.nodes)
 
     def _has_learned(self) -> bool:
@@ -191,13 +211,16 @@ class GoodputOptimizer:
         """Return the depth of each candidate; memoised while the estimates are unchanged."""
         same_size = (len(candidates), requests, nodes) == (len(last.candidates), last.requests, last.nodes)
         last.candidates, last.requests, last.nodes = candidates, requests, nodes
+        if not candidates:
+            last.facts, last.granted = None, []
+            return last.granted
         if same_size and not any(last.granted) and self.gate.unprofitable_steps % REST_AFTER:
             return last.granted
         histories = [
             (candidate.acceptance.tried, candidate.acceptance.matched, candidate.max_levels) for candidate in candidates
         ]
         overall = [(each.tried, each.matched) for each in self._proposers.values()]
-        waits = [self.draft_time.seconds(len(candidates), requests, levels) for levels in (1, 2) if candidates]
+        waits = self.draft_time.waits(len(candidates), requests, (1, 2))
         known = self._presence, self._rows_per_level(requests), *waits, *self.step_time.factors
         facts = (histories, requests, nodes, overall, known)
         if facts != last.facts:
@@ -210,31 +233,21 @@ class GoodputOptimizer:
         """Chances that levels are output, whose, and which: best first; a level never precedes the one above it."""
         priors = {candidate.proposer: self._of_proposer(candidate.proposer).rate(_PRIOR) for candidate in candidates}
         rates = np.array([candidate.acceptance.rate(priors[candidate.proposer]) for candidate in candidates])
-        most = np.array([min(MAX_LEVELS, candidate.max_levels) for candidate in candidates])
-        levels = np.arange(1, MAX_LEVELS + 1)
-        chances = np.cumprod(np.repeat(rates[:, None], MAX_LEVELS, axis=1), axis=1)
-        indices, places = np.nonzero((chances >= _LEAST_CHANCE) & (levels <= most[:, None]))
-        offered = chances[indices, places]
-        order = np.lexsort((indices, places, -offered))
-        return offered[order], indices[order], levels[places[order]]
+        most = np.array([candidate.max_levels for candidate in candidates])
+        chances = rates**_LEVELS
+        places, indices = ((chances >= _LEAST_CHANCE) & (_LEVELS <= most)).nonzero()
+        offered = chances[places, indices]
+        order = (-offered).argsort(kind="stable")
+        return offered[order], indices[order], places[order] + 1
 
     def _best_candidates(self, candidates: Sequence[DepthCandidate], requests: int, nodes: int, worth: float) -> Ints:
         """Whose levels to take: the likeliest, of those that are not deeper than is worth waiting for."""
         chances, indices, levels = self._candidates(candidates)
-        best = worth * requests / self.step_time.seconds(requests, nodes)
+        if not len(levels):
+            return indices
         per_level = self._presence * self._rows_per_level(requests)
-        taken = indices[:0]
-        highest = 0.0
-        for deepest in range(1, int(levels.max(initial=0)) + 1):
-            within = levels <= deepest
-            tokens = requests + self._presence * np.cumsum(chances[within])
-            drafted = nodes + per_level * np.arange(1.0, len(tokens) + 1)
-            wait = self.draft_time.seconds(len(candidates), requests, deepest)
-            rates = tokens / (self.step_time.predict(requests, drafted) + wait)
-            at = int(rates.argmax())
-            if rates[at] < highest:
-                break
-            highest = rates[at]
-            if highest > best:
-                taken, best = indices[within][: at + 1], highest
-        return taken
+        passes = self.step_time.predict(requests, nodes + per_level * np.arange(1.0, len(levels) + 1))
+        waits = self.draft_time.waits(len(candidates), requests, range(1, int(levels.max()) + 1))
+        least = worth * requests / self.step_time.seconds(requests, nodes)
+        deepest, taken = best_levels(self._presence * chances, levels, passes, np.array(waits), float(requests), least)
+        return indices[levels <= deepest][:taken]

@@ -46,6 +46,8 @@ class TreeSizer:
         """Those that wait for the end of their prompt."""
         self._weighed: dict[int, bool] = {}
         """Whether trees would pay, by how many bits the number of requests has; for one step."""
+        self._size = 0, 0
+        """Requests of the last step that were asked about, and that shared its nodes."""
         self.over_subscribed = False
         """Whether more requests run than a step has drafted rows."""
         self.is_profitable = True
@@ -72,6 +74,10 @@ class TreeSizer:
 
         running: requests that share the step's nodes.
         """
+        size = len(states), running
+        same, self._size = size == self._size, size
+        if same and all(state.draft.paused for state in states) and self._optimizer.rests():
+            return [0] * len(states)
         self.over_subscribed = self._step_nodes < running
         self._weighed.clear()
         if self._begun:

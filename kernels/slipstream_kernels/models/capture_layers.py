@@ -40,3 +40,7 @@ class Capture:
         columns = np.full(len(known), -1, np.int32)
         columns[list(boundaries)] = np.arange(len(boundaries), dtype=np.int32) * hidden_size
         return cls(columns, np.empty((rows, len(boundaries) * hidden_size), np.uint16))
+
+    def with_rows(self, rows: int) -> Capture:
+        """Room for another pass, of the same boundaries."""
+        return Capture(self.columns, np.empty((rows, self.rows.shape[1]), np.uint16))

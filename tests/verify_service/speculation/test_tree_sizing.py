@@ -283,6 +283,7 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     states, number = requests(9), count(20)
     for state in states:
         state.parameters = replace(state.parameters, max_length=1000)
+    before = len(states[0].tokens)
 
     def step() -> list[Committed]:
         token = next(number)
@@ -294,13 +295,15 @@ def test_who_rested_is_told_of_all_it_missed_and_asks_once_its_drafter_has_caugh
     for _ in range(UNTIL_READY):
         told = step()
     assert [each.catch_up for each in told] == [True] * KEPT_READY
+    assert len(trees.told) == REST_AFTER + 2, "while nobody is drafted for, the source is told once that nobody is"
     resting = {state.key for state in states if state.draft.paused}
     assert {state.draft.num_unsent_tokens for state in states if state.draft.paused} == {UNTIL_READY - REST_AFTER}
     made.step_time = StepTimeModel(FREE)
     trees.lagging = {min(resting, key=lambda key: key.request_id)}
     while len(told) < len(states):
         told = step()
-    assert {len(each.token_ids) for each in told if each.key in resting} == {len(trees.told) - REST_AFTER}
+    steps = len(states[0].tokens) - before
+    assert {len(each.token_ids) for each in told if each.key in resting} == {steps - REST_AFTER}
     assert all(each.max_nodes == 1 for each in told if each.key in resting)
     assert all(each.max_nodes > 1 for each in step() if each.key not in trees.lagging)
     assert {each.key for each in trees.told[-1] if each.max_nodes == 1} == trees.lagging
@@ -376,6 +379,7 @@ def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeyp
         return [min(2, bidder.max_levels) if self.is_profitable else 0 for bidder in bidders]
 
     monkeypatch.setattr(GoodputOptimizer, "choose_depths", choose_depths)
+    monkeypatch.setattr(GoodputOptimizer, "rests", lambda _: False)
     monkeypatch.setattr(gate, "REST_AFTER", 0)
     monkeypatch.setattr(tree_wishes, "KEPT_READY", 1)
     asked = some_requests(0.8)
