@@ -53,6 +53,8 @@ class Machine:
     host: from the end of a pass to the draft, and from the trees to the next pass, together 1.5 times this.
     experts: of a mixture, whose passes are of rows that choose independently; `counts`: what the likeliest child of a
     row, and a sibling of it, count as then. told: whether the engine tells how many experts passes wake.
+    shared: of the time in which the drafter takes in texts, how much passes beside it take longer. It takes in all that
+    it is told of a request in one go, for `text` and then `row` for each token.
     """
 
     passes: Sequence[tuple[int, int, float]] = H200
@@ -62,6 +64,8 @@ class Machine:
     experts: ExpertForm | None = None
     counts: tuple[float, float] = (1.0, 1.0)
     told: bool = True
+    shared: float = 0.0
+    row: float = 0.0
 
     def draft_seconds(self, requests: int, levels: int) -> float:
         return 1e-3 * (_linear(self.text, requests) + levels * _linear(self.level, requests))
@@ -111,6 +115,9 @@ class Head(ScriptedTrees):
         self.lacking: dict[RequestKey, int] = {}
         self.sent = 0
         self.running = 0
+        self.busy = 0.0
+        """Seconds of work on texts that is left."""
+        self._read: dict[RequestKey, int] = {}
         self.costs: Sequence[RoundCost] = [
             RoundCost(requests, levels, machine.draft_seconds(requests, levels))
             for requests in (1, 4, 16, 64)
@@ -135,6 +142,10 @@ class Head(ScriptedTrees):
             self.lacking[key] -= part
             self.sent += part
         behind = {each.key for each in commits if self.lacking.get(each.key, 0)}
+        for each in commits:
+            rows = each.total_length - self._read.get(each.key, 0)
+            self._read[each.key] = each.total_length
+            self.busy += 1e-3 * (self._machine.text[0] + self._machine.row * rows)
         self._asked = {each.key: each for each in commits if each.max_nodes > 1 and each.key not in behind}
         if self._asked:
             levels = min(_DEPTH, max(each.max_depth for each in self._asked.values()))
@@ -276,6 +287,9 @@ class Rounds:
         seconds = self.plain_seconds(len(items), rows) * self._random.uniform(0.97, 1.03)
         # States are copied while a pass runs, at 5 GB/s, and read by the drafter on the same GPU.
         seconds = max(seconds, 2e-10 * self.head.sent) + 3e-11 * self.head.sent
+        beside = min(seconds, self.head.busy)
+        self.head.busy -= beside
+        seconds += self._machine.shared * beside
         self._clock.now = self._decided_at = self._clock.now + seconds
         decisions = [VerifyResult(item, self._walk(item), 0) for item in items]
         self.drafting.settle_wait(idle)

@@ -98,6 +98,10 @@ class StepTimeModel:
             for factor, part in ((self._plain, plain), (self._drafted, added), (self._read, read))
         )
 
+    def excess(self, requests: int, seconds: float) -> float:
+        """Of a pass without nodes, by how much of what is expected it took longer, or less; once as much at most."""
+        return min(seconds / self.seconds(requests), _MOST_OFF) - 1.0
+
     def _corrected(self, requests: int, in_table: Floats, plain: float) -> Floats:
         read = requests * self._read * self._token_seconds * self._beyond
         least = _LEAST_FACTOR * plain

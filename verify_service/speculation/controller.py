@@ -270,7 +270,7 @@ class SpeculationController:
             if self.experts is not None:
                 trees = [item.tree for item, *_ in decisions if item.tree is not None]
                 rows = self.experts.observe(requests, nodes, trees, awake)
-            self._optimizer.step_time.observe(requests, rows, seconds, mean_context(decisions))
+            self._optimizer.observe_pass(requests, rows, seconds, mean_context(decisions))
         self._optimizer.prepare()
         self._node_selector.prepare()
 

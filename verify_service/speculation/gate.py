@@ -39,8 +39,8 @@ class SpeculationGate:
         self._probe_at = PROBE_EVERY
         self._probes = 0
         """In vain, in a row."""
-        self._probe_cost = 0.0
-        """Of the last probe, in plain steps."""
+        self._waited = self._slowed = 0.0
+        """Of the last probe, in plain steps: what it waited, and what steps before it took longer for its sake."""
         self._remembered = 0
         """Steps since any trees paid, or what they cost was forgotten."""
         self._forget_after = FORGET_EARLY
@@ -61,6 +61,11 @@ class SpeculationGate:
         return self.paused and self.unprofitable_steps + 1 < self._probe_at - READY_BEFORE
 
     @property
+    def probe_nears(self) -> bool:
+        """Whether a probe is so near that those kept ready for it are told of every step."""
+        return self.unprofitable_steps >= self._probe_at - PROBE_STEPS
+
+    @property
     def probing(self) -> bool:
         """Whether this step asks for small trees although none pay."""
         return self.unprofitable_steps >= self._probe_at
@@ -73,7 +78,7 @@ class SpeculationGate:
     @property
     def probe_ends(self) -> bool:
         """Whether a probe is over with the step that is counted next, as it was long or dear enough."""
-        dear = self._probe_cost >= PROBE_COST * PROBE_EVERY
+        dear = self._waited >= PROBE_COST * PROBE_EVERY
         return self.probing and (dear or self.unprofitable_steps + 1 >= self._probe_at + PROBE_STEPS)
 
     def step(self, *, profitable: bool, learned: bool = False) -> bool:
@@ -82,10 +87,7 @@ class SpeculationGate:
         learned: a probe that ends has found its drafters to be others than they were, so that one more follows at once.
         """
         if profitable:
-            self.open()
-            self._profitable_steps += 1
-            if self._profitable_steps > FORGET_FIRST:
-                self._forget_after = FORGET_FIRST
+            self._pay()
             return False
         self._profitable_steps, ends = 0, self.probe_ends
         self.unprofitable_steps += 1
@@ -95,8 +97,7 @@ class SpeculationGate:
             else:
                 self._probes += 1
                 steps = min(FORGET_FIRST, PROBE_EVERY << self._probes // PROBES_IN_VAIN)
-                self._probe_at += max(steps, int(self._probe_cost / PROBE_COST))
-                self._probe_cost = 0.0
+                self._probe_at += max(steps, self._steps_paid_for())
         self._remembered += 1
         if self._remembered < self._forget_after:
             return False
@@ -114,9 +115,32 @@ class SpeculationGate:
     def charge(self, steps: float) -> None:
         """Count what a step waited for a probe's trees, in plain steps."""
         if self.probing:
-            self._probe_cost += steps
+            self._waited += steps
+
+    def slow(self, steps: float) -> None:
+        """Count what a plain step took longer than others as drafters were made ready, or less, in plain steps."""
+        if self.keeps_ready:
+            self._slowed += steps
 
     def open(self) -> None:
         """Begin to count anew."""
         self.unprofitable_steps = self._remembered = 0
-        self._probe_at, self._probe_cost, self._probes = PROBE_EVERY, 0.0, 0
+        self._probe_at, self._probes = PROBE_EVERY, 0
+        self._waited = self._slowed = 0.0
+
+    def _pay(self) -> None:
+        """Count a step in which trees pay. A few in a row may be noise, and do not clear what probes have cost."""
+        self._profitable_steps += 1
+        if self._profitable_steps > REST_AFTER:
+            self.open()
+            if self._profitable_steps > FORGET_FIRST:
+                self._forget_after = FORGET_FIRST
+            return
+        self._probe_at = max(PROBE_EVERY, self._probe_at - self.unprofitable_steps, self._steps_paid_for())
+        self.unprofitable_steps = self._remembered = 0
+
+    def _steps_paid_for(self) -> int:
+        """Steps in which no trees pay that what the last probe cost is the allowed share of; it counts once."""
+        steps = int((self._waited + max(0.0, self._slowed)) / PROBE_COST)
+        self._waited = self._slowed = 0.0
+        return steps

@@ -112,6 +112,16 @@ class GoodputOptimizer:
         before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
         self._nodes_per_level[running.bit_length()] = before + FAST * (nodes / depth - before)
 
+    def observe_pass(self, requests: int, nodes: float, seconds: float, context: float) -> None:
+        """Take in a pass of requests with so many tokens each before them.
+
+        What passes take longer as drafters are made ready for a probe is the probe's price, not theirs.
+        """
+        if nodes or not self.gate.keeps_ready:
+            self.step_time.observe(requests, nodes, seconds, context)
+        else:
+            self.gate.slow(self.step_time.excess(requests, seconds))
+
     def observe_wait(
         self,
         seconds: float,
@@ -234,8 +244,8 @@ class GoodputOptimizer:
         priors = {candidate.proposer: self._of_proposer(candidate.proposer).rate(_PRIOR) for candidate in candidates}
         rates = np.array([candidate.acceptance.rate(priors[candidate.proposer]) for candidate in candidates])
         most = np.array([candidate.max_levels for candidate in candidates])
-        chances = rates**_LEVELS
-        places, indices = ((chances >= _LEAST_CHANCE) & (_LEVELS <= most)).nonzero()
+        chances: Floats = rates**_LEVELS
+        places, indices = np.nonzero((chances >= _LEAST_CHANCE) & (most >= _LEVELS))
         offered = chances[places, indices]
         order = (-offered).argsort(kind="stable")
         return offered[order], indices[order], places[order] + 1

@@ -145,7 +145,11 @@ class TreeSizer:
         return depths
 
     def _pause(self, states: Sequence[RequestState]) -> None:
-        """Update which requests are paused and which kept warm: first those warm already, then fewest unsent tokens."""
+        """Update which requests are paused and which kept warm: first those warm already, then fewest unsent tokens.
+
+        Drafters of those kept warm are told all once, and then of every step shortly before the probe and in it: many
+        tokens cost a drafter little more than one.
+        """
         if self.over_subscribed:
             self._gate.step(profitable=False)
         resting = (
@@ -155,6 +159,7 @@ class TreeSizer:
         self._warm = [state for state in self._warm if state in able and not state.finished]
         kept = self._num_warm
         del self._warm[kept:]
+        held = set() if self._gate.probe_nears else {each for each in self._warm if _has_caught_up(each)}
         if len(self._warm) < min(kept, len(resting)):
             others = able.difference(self._warm)
             rising = sorted(
@@ -168,10 +173,15 @@ class TreeSizer:
             self._warm += rising[: kept - len(self._warm)]
         fades = self._gate.probe_begins
         for state in states:
-            state.draft.paused = state in able and state not in self._warm
+            state.draft.paused = state in able and (state not in self._warm or state in held)
             state.draft.catching_up |= state.draft.paused
             if state.draft.paused and fades:
                 state.draft.acceptance.fade()
+
+
+def _has_caught_up(state: RequestState) -> bool:
+    """Of a request that is kept ready: a step has told its drafter all, of which it lacks nothing, or one before."""
+    return state.draft.paused or not state.draft.catching_up
 
 
 def _candidate(state: RequestState) -> DepthCandidate:

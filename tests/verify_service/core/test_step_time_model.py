@@ -68,6 +68,12 @@ def test_one_entry_is_the_price_of_all() -> None:
     assert costs.seconds(3) == pytest.approx(6e-3, rel=1e-3)
 
 
+def test_what_a_pass_takes_longer_or_less_is_told_in_what_it_should() -> None:
+    costs = StepTimeModel(FLAT)
+    assert [costs.excess(1, 1e-3 * ms) for ms in (1.0, 2.0, 2.5)] == pytest.approx([-0.5, 0.0, 0.25])
+    assert costs.excess(1, 1.0) == pytest.approx(1.0), "one that is held up counts as two"
+
+
 @pytest.mark.parametrize("table", [H200, ROWS, FLAT])
 def test_costs_of_several_passes_are_those_of_each(table: list[tuple[int, int, float]]) -> None:
     costs = StepTimeModel(table)

@@ -92,3 +92,41 @@ def test_a_probe_that_has_learned_much_is_followed_by_another_at_once() -> None:
         begun += [step] if gate.probe_begins else []
     third = PROBE_EVERY + 2 * PROBE_STEPS
     assert begun == [PROBE_EVERY, PROBE_EVERY + PROBE_STEPS, third, third + PROBE_EVERY]
+
+
+def test_what_making_drafters_ready_takes_is_a_part_of_a_probes_cost() -> None:
+    gate, begun = opened(), []
+    for step in range(1, 8 * FORGET_FIRST):
+        gate.step(profitable=False)
+        gate.slow(0.5)
+        if gate.probe_begins:
+            begun.append(step)
+    slowed = 0.5 * (READY_BEFORE + PROBE_STEPS)
+    assert begun[1] - begun[0] == int(slowed / PROBE_COST), "none of it is forgotten, nor counted where nobody is ready"
+
+
+def test_passes_that_are_quicker_by_chance_make_no_probe_earlier() -> None:
+    gate, begun = opened(), []
+    for step in range(1, 3 * PROBE_EVERY):
+        gate.step(profitable=False)
+        gate.slow(-0.5)
+        begun += [step] if gate.probe_begins else []
+    assert begun == [PROBE_EVERY, 2 * PROBE_EVERY]
+
+
+def test_a_moment_in_which_trees_seem_to_pay_does_not_hide_what_probes_cost() -> None:
+    gate = opened()
+    for _ in range(PROBE_EVERY):
+        gate.step(profitable=False)
+    gate.charge(20.0)
+    gate.step(profitable=True)
+    steps = 0
+    while not gate.probe_begins:
+        gate.step(profitable=False)
+        steps += 1
+    assert steps == int(20.0 / PROBE_COST)
+    for _ in range(REST_AFTER + 1):
+        gate.step(profitable=True)
+    assert [step for step in range(1, PROBE_EVERY + 1) if gate.step(profitable=False) or gate.probe_begins] == [
+        PROBE_EVERY
+    ], "trees that pay for long do"

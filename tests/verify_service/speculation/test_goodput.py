@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_kernels.level_choice import best_levels
 from verify_service.core.acceptance import Acceptance
-from verify_service.core.step_time_model import StepTimeModel
-from verify_service.speculation.gate import FORGET_EARLY, FORGET_FIRST, FORGET_LAST, PROBE_EVERY, PROBE_STEPS
+from verify_service.core.step_time_model import PROFILED_CONTEXT, StepTimeModel
+from verify_service.speculation import goodput
+from verify_service.speculation.gate import (
+    FORGET_EARLY,
+    FORGET_FIRST,
+    FORGET_LAST,
+    PROBE_EVERY,
+    PROBE_STEPS,
+    READY_BEFORE,
+    REST_AFTER,
+)
 from verify_service.speculation.goodput import DepthCandidate, GoodputOptimizer
 
 FLAT = [(1, 1, 1.0e-3), (1, 64, 1.1e-3)]
@@ -106,6 +116,47 @@ def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
         assert each[0] == each[1]
         granted.append(each[0])
     assert len({tuple(levels) for levels in granted}) > 1
+
+
+def test_steps_that_ask_for_nothing_weigh_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, bidders, weighed = budget(FLAT), [DepthCandidate(accepted(0.9), 63)], []
+    made.choose_depths(bidders, 1)
+    made.prepare()
+    monkeypatch.setattr(goodput, "best_levels", lambda *args: weighed.append(args) or best_levels(*args))
+    for _ in range(5):
+        made.observe_pass(1, 0, 1.5e-3, PROFILED_CONTEXT)
+        made.prepare()
+    assert not weighed
+    for steps in range(1, 5):
+        made.choose_depths(bidders, 1)
+        made.observe_pass(1, 0, 1.5e-3, PROFILED_CONTEXT)
+        made.prepare()
+        assert len(weighed) == 1 + steps, "at once, as prices have changed, and then once a step"
+
+
+def test_steps_that_rest_count_as_others_and_something_is_weighed_in_one_of_a_few() -> None:
+    made, bidders = budget(STEEP), [DepthCandidate(accepted(0.1), 63)]
+    made.gate.open()
+    weighed, asked = [], []
+    for step in range(1, PROBE_EVERY + PROBE_STEPS + 1):
+        if not made.rests():
+            weighed.append(step)
+            asked += [step] if any(made.choose_depths(bidders, 1)) else []
+    assert asked == list(range(PROBE_EVERY, PROBE_EVERY + PROBE_STEPS))
+    resting = [step for step in weighed if REST_AFTER + 1 < step < PROBE_EVERY - READY_BEFORE]
+    assert [after - before for before, after in pairwise(resting)] == [REST_AFTER] * (len(resting) - 1)
+    assert len(resting) > 5
+
+
+def test_passes_beside_drafters_that_are_made_ready_are_no_price_of_passes() -> None:
+    made, bidders = budget(STEEP), [DepthCandidate(accepted(0.1), 63)]
+    made.gate.open()
+    for step in range(1, PROBE_EVERY):
+        made.choose_depths(bidders, 1)
+        made.observe_pass(1, 0, 1.5e-3 if step >= PROBE_EVERY - READY_BEFORE else 1e-3, PROFILED_CONTEXT)
+    assert made.step_time.seconds(1) == pytest.approx(1e-3)
+    made.observe_pass(1, 1, 4e-3, PROFILED_CONTEXT)
+    assert made.step_time.seconds(1, 1) > 2.1e-3, "those with nodes are: only probes have any"
 
 
 def test_a_few_waits_that_take_long_are_not_the_price_of_trees() -> None:

@@ -253,14 +253,49 @@ def test_probes_ask_those_whose_drafters_are_up_to_date() -> None:
     made = Probing(StepTimeModel(DEAR))
     made.gate.open()
     wishes, states = TreeSizer(made, 32), requests(9)
-    depths = rested(wishes, states, UNTIL_READY)
-    assert sum(depths) == 0
-    for state in states:
-        state.draft.catching_up = state.draft.paused
+    for steps in (UNTIL_READY, READY_BEFORE - PROBE_STEPS):
+        assert sum(rested(wishes, states, steps)) == 0
+        assert sum(not state.draft.paused for state in states) == KEPT_READY
+        for state in states:
+            state.draft.catching_up = state.draft.paused
     depths = rested(wishes, states, 1)
     assert depths == [int(not state.draft.paused) for state in states]
     assert sum(depths) == KEPT_READY
     assert wishes.is_profitable
+
+
+def test_drafters_made_ready_for_a_probe_hear_nothing_more_until_it_nears_and_then_of_every_step() -> None:
+    trees, made = Listener(), budget(DEAR)
+    drafting = SpeculationController(trees, KVCacheManager(CONFIG, 512), CONFIG, made)
+    states = requests(2)
+    for state in states:
+        state.parameters = replace(state.parameters, max_length=1000)
+
+    def step() -> list[int]:
+        """Tokens that the source is told of each request."""
+        before = len(trees.told)
+        for state in states:
+            state.tokens.append(1)
+        drafting.send_commits([(state, (1,)) for state in states], len(states))
+        return [len(each.token_ids) for told in trees.told[before:] for each in told]
+
+    for _ in range(REST_AFTER):
+        assert step() == [1, 1]
+    for _ in range(REST_AFTER, UNTIL_READY - 1):
+        assert step() == []
+    trees.lagging = {states[0].key}
+    missed = UNTIL_READY - REST_AFTER
+    assert step() == [missed, missed]
+    assert step() == [1], "whose drafter lacks states goes on to be told"
+    trees.lagging = set()
+    assert step() == [1]
+    for _ in range(UNTIL_READY + 2, PROBE_EVERY - PROBE_STEPS - 1):
+        assert step() == []
+    held = READY_BEFORE - PROBE_STEPS
+    assert sorted(step()) == [held - 2, held]
+    for _ in range(PROBE_EVERY - PROBE_STEPS, PROBE_EVERY + PROBE_STEPS - 1):
+        assert step() == [1, 1]
+    assert step() == []
 
 
 def test_nobody_is_told_of_more_where_trees_pay_for_those_alone_whose_drafters_are_up_to_date() -> None:
