@@ -229,6 +229,7 @@ BLOCKS: dict[str, Callable[[Content], str]] = {
     "exactness": exactness,
     "exactness_adapters": exactness_adapters,
     "exactness_fp8_kv": exactness,
+    "exactness_mixture": exactness,
     "distribution": distribution,
     "acceptance": proposer_tables.acceptance,
     "proposers": proposer_tables.proposers,

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,7 @@ class Exactness:
         more = [f"{options.adapters} adapters"] if options.adapters else []
         more += ["wide"] * options.wide
         more += [f"keys and values in {options.kv_cache_dtype}"] if options.kv_cache_dtype != "auto" else []
+        more += options.verify_args
         chosen = " ".join([f"{options.limit} {self.tokens}", *options.proposer, *more])
         name = hashlib.sha256(content + weights + chosen.encode()).hexdigest()[:16]
         self.folder = ROOT / "benchmarks" / "out" / "exactness" / name
@@ -216,6 +218,7 @@ class Exactness:
             verify_args += ["--lora-modules", f"{name}={folder}"]
         if self.adapters:
             verify_args += ["--max-lora-rank", str(max(ADAPTER_RANKS))]
+        verify_args += self.options.verify_args
         return Cluster(self.model, draft=proposers, verify_args=verify_args, env={"PYTHONPATH": str(ROOT / "tests")})
 
     # --- Results ---
@@ -306,6 +309,7 @@ async def _measure(options: argparse.Namespace) -> int:
             "tokens": options.tokens,
             "crossed": len({c.prompt.name for c in run.cases if c.crossed}),
             "kv_cache_dtype": options.kv_cache_dtype,
+            "verify_args": options.verify_args,
         }
         scarce = [engine for engine in cells.cross_settings(quick=options.quick) if engine.scarce and cross]
         content = {
@@ -356,6 +360,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--kv-cache-dtype", choices=KV_DTYPES, default="auto", help="as the verify service takes it (auto)"
+    )
+    parser.add_argument(
+        "--verify-args",
+        type=shlex.split,
+        default=[],
+        help="further ones of all verify services, as one word, such as --verify-args='--tensor-parallel-size 2'",
     )
     parser.add_argument("--limit", type=int, help="use so many prompts, spread over the categories")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (64)")

@@ -30,9 +30,9 @@ def test_a_run_on_the_cpu_is_exact(tiny_model, tmp_path):
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
     common = ["--prompts", str(PROMPTS), "--device", "cpu", "--model", str(tiny_model)]
     parts = {}
-    for names, chunks in (("demo,inflated", "16,whole"), ("logits", "16")):
+    for names, chunks, dtype in (("demo,inflated", "16,whole", "auto"), ("logits", "16", "fp8")):
         output = tmp_path / f"{names}.json"
-        chosen = ["--parts", names, "--chunks", chunks, "--output", str(output)]
+        chosen = ["--parts", names, "--chunks", chunks, "--kv-cache-dtype", dtype, "--output", str(output)]
         assert __main__.main([*common, *flags, *shape, *chosen]) == 0
         found = json.loads(output.read_text())["parts"]
         assert set(found) == set(names.split(","))
@@ -43,6 +43,7 @@ def test_a_run_on_the_cpu_is_exact(tiny_model, tmp_path):
         assert everything["accepted"] > 0
         assert everything["from_cache"] > 0
         assert parts[name]["summary"]["proposer oracle"]["accepted"] > 0
+    assert [parts[name]["kv_cache_dtype"] for name in ("demo", "logits")] == ["bfloat16", "fp8_e4m3"]
     assert len(parts["demo"]["cells"]) == 4 * (2 * 6 + 1)
     logits = parts["logits"]["summary"]["all"]
     assert logits["rows_compared"] == logits["tokens"]
