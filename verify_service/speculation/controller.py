@@ -292,8 +292,9 @@ class SpeculationController:
         drafted = [entry for entry in progressed if entry[0].draft.proposer]
         if not drafted:
             return
-        self._accepts_commits = self._source.accepts_commits()
-        if not self._accepts_commits:
+        rests = not self._told and self._tree_sizer.rests([state for state, _ in drafted], running)
+        self._accepts_commits = rests or self._source.accepts_commits()
+        if rests or not self._accepts_commits:
             for state, tokens in drafted:
                 state.draft.num_unsent_tokens += len(tokens)
             return

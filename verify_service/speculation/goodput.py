@@ -14,7 +14,7 @@ from verify_service.core.acceptance import Acceptance
 from verify_service.core.request_state import RequestState
 from verify_service.core.step_time_model import FAST, Floats, StepTimeModel
 from verify_service.speculation.draft_time import DraftTimeModel
-from verify_service.speculation.gate import REST_AFTER, SpeculationGate
+from verify_service.speculation.gate import READY_BEFORE, REST_AFTER, SpeculationGate
 from verify_service.speculation.node_selection import LEAST_GAIN
 
 Ints = NDArray[np.int64]
@@ -176,8 +176,11 @@ class GoodputOptimizer:
         return [min(levels, candidate.max_levels) for candidate in candidates]
 
     def rests(self) -> bool:
-        """Decide a step of the same requests as the last one, if nothing is weighed for it; False where it is to be."""
-        if not (self.gate.rests and self.gate.unprofitable_steps % REST_AFTER):
+        """Decide that one more step of as many requests has no trees, unless they are to be weighed anew for it.
+
+        While nobody asks, little changes of what decides but the time of passes.
+        """
+        if not (self.gate.rests and self.gate.unprofitable_steps % READY_BEFORE):
             return False
         self.draft_time.count_step()
         if self.gate.step(profitable=False):

@@ -69,15 +69,20 @@ class TreeSizer:
         if adaptive:
             self._begun.append(state)
 
+    def rests(self, states: Sequence[RequestState], running: int) -> bool:
+        """Decide that a step of requests that all rest goes on without trees; False where `depths` has to choose.
+
+        That is where there are more requests than in the last step, or fewer, and now and then.
+        """
+        size = len(states), running
+        same, self._size = size == self._size, size
+        return same and all(state.draft.paused for state in states) and self._optimizer.rests()
+
     def depths(self, states: Sequence[RequestState], running: int) -> list[int]:
         """Return the depth of each request's next tree, 0 for none; update which of them are paused.
 
         running: requests that share the step's nodes.
         """
-        size = len(states), running
-        same, self._size = size == self._size, size
-        if same and all(state.draft.paused for state in states) and self._optimizer.rests():
-            return [0] * len(states)
         self.over_subscribed = self._step_nodes < running
         self._weighed.clear()
         if self._begun:
