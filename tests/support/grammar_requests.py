@@ -13,7 +13,7 @@ from slipstream.grammar.tokenizer import GrammarTokenizer
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from support.plain_grammar import PlainGrammar
 from support.plain_reference import plain_generate
-from support.verify_loop import Answer, ScriptedTrees, running_loop
+from support.verify_loop import Answer, ScriptedTrees, Target, running_loop
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.engine.loop_stats import LoopState
@@ -60,7 +60,7 @@ def as_grammar(schema: Any) -> Grammar:
 
 
 def run(
-    model: CausalLM,
+    model: Target,
     compiler: GrammarCompiler,
     requests: list[GenerationRequest],
     config: EngineConfig = CONFIG,

@@ -246,6 +246,8 @@ class HostModel:
             ticket.scores = logprobs(self._model.last_logits(rows), tokens, int(tops.max()))
         every = np.arange(len(plan.logit_rows))
         sampled = sample(ticket.logits, self._sampling(plan, ids, paths, every)) if len(every) else ids[:0]
+        awaits = [bool(self._lines[line].params[table.FLAGS] & table.AWAITS_MASKS) for line in plan.lines.tolist()]
+        sampled = np.where(np.array(awaits, bool)[plan.logit_rows], -1, sampled).astype(np.int32)
         ticket.sampled = SampledRows(plan, ids, paths, sampled)
         ticket.rows = np.full((len(plan.deciding), 130), STALE, dtype=np.int32)
         for item, result in zip(plan.deciding.tolist(), ticket.rows, strict=True):

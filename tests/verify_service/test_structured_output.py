@@ -111,14 +111,16 @@ def test_masks_of_another_thread_change_no_token(
     assert any(name.startswith("masks") for name in threads) == beside
 
 
+@pytest.mark.parametrize("engine", ["cpu", "device"])
 def test_preempted_and_resumed_streams_go_on_where_they_were(
-    model: CausalLM, tokenizer: GrammarTokenizer, compiler: GrammarCompiler
+    request: pytest.FixtureRequest, model: CausalLM, tokenizer: GrammarTokenizer, compiler: GrammarCompiler, engine: str
 ) -> None:
+    target = engine_of(engine, model, request)
     requests = requests_of(PARAMS["penalties"], [as_grammar(schema) for schema in SCHEMAS[-9:]])
     expected = [plain(model, tokenizer, one) for one in requests]
     longest = max(len(one.prompt_token_ids) for one in requests) + TOKENS
     short = replace(CONFIG, num_pages=-(-longest // 8) + 3, prefill_chunk=7)
-    answers, state = run(model, compiler, requests, short, RandomTrees(512, seed=4))
+    answers, state = run(target, compiler, requests, short, RandomTrees(512, seed=4))
     assert state.preemptions > 0
     assert [answer.token_ids for answer in answers] == [tokens for tokens, _ in expected]
     for cut in (1, 7):
@@ -126,27 +128,36 @@ def test_preempted_and_resumed_streams_go_on_where_they_were(
             replace(one, output_token_ids=tokens[: min(cut, len(tokens) - 1)])
             for one, (tokens, _) in zip(requests, expected, strict=True)
         ]
-        answers, _ = run(model, compiler, resumed)
+        answers, _ = run(target, compiler, resumed)
         for one, answer, (tokens, reason) in zip(resumed, answers, expected, strict=True):
             assert one.output_token_ids + answer.token_ids == tokens
             assert answer.finish_reason is reason
 
 
 @pytest.mark.parametrize("name", ["none", "oracle"])
+@pytest.mark.parametrize("kind", ["seeded", "top_p"])
+@pytest.mark.parametrize("engine", ["cpu", "device"])
 def test_a_grammar_may_start_within_a_drafted_path(
-    model: CausalLM, tokenizer: GrammarTokenizer, compiler: GrammarCompiler, name: str
+    request: pytest.FixtureRequest,
+    model: CausalLM,
+    tokenizer: GrammarTokenizer,
+    compiler: GrammarCompiler,
+    engine: str,
+    kind: str,
+    name: str,
 ) -> None:
-    free = [replace(one.sampling, grammar=None) for one in requests_of(PARAMS["seeded"], [as_grammar(True)] * 4)]
+    free = [replace(one.sampling, grammar=None) for one in requests_of(PARAMS[kind], [as_grammar(True)] * 4)]
     first = [plain_generate(model, [9, 8, 7], params)[0] for params in free]
     starts = tuple({tokens[5] for tokens in first})
     grammar = replace(as_grammar(SCHEMAS[25]), starts_after=starts)
     requests = [
         replace(one, prompt_token_ids=(9, 8, 7), choice_index=0, sampling=replace(one.sampling, logprobs=1))
-        for one in requests_of(PARAMS["seeded"], [grammar] * 4)
+        for one in requests_of(PARAMS[kind], [grammar] * 4)
     ]
     expected = [plain(model, tokenizer, one) for one in requests]
     trees = drafter(name, requests, [(tokens, (), reason) for tokens, reason in expected])
-    answers, _ = run(model, compiler, requests, trees=trees)
+    with running_loop(engine_of(engine, model, request), CONFIG, trees, grammars=compiler) as runner:
+        answers = runner.run(requests)
     for answer, (tokens, reason), before in zip(answers, expected, first, strict=True):
         assert (answer.token_ids, answer.finish_reason) == (tokens, reason)
         at = next(index for index, token in enumerate(tokens) if token in starts)
@@ -154,15 +165,17 @@ def test_a_grammar_may_start_within_a_drafted_path(
         assert [entry.chosen.token_id for entry in answer.logprobs] == list(tokens)
 
 
+@pytest.mark.parametrize("engine", ["cpu", "device"])
 def test_free_neighbours_are_left_alone(
-    model: CausalLM, tokenizer: GrammarTokenizer, compiler: GrammarCompiler
+    request: pytest.FixtureRequest, model: CausalLM, tokenizer: GrammarTokenizer, compiler: GrammarCompiler, engine: str
 ) -> None:
     held = requests_of(PARAMS["top_p"], [as_grammar(schema) for schema in SCHEMAS[20:24]])
     free = [
         replace(one, key=RequestKey(1, index), sampling=replace(one.sampling, grammar=None))
         for index, one in enumerate(held)
     ]
-    answers, _ = run(model, compiler, [*held, *free], trees=RandomTrees(512, seed=1))
+    with running_loop(engine_of(engine, model, request), CONFIG, RandomTrees(512, seed=1), grammars=compiler) as runner:
+        answers = runner.run([*held, *free])
     for answer, one in zip(answers[:4], held, strict=True):
         assert answer.token_ids == plain(model, tokenizer, one)[0]
     for answer, one in zip(answers[4:], free, strict=True):

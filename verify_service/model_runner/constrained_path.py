@@ -135,6 +135,9 @@ class ConstrainedPath:
             if not decided and (self._masks_first or not grammar.allows(token)):
                 self._strayed |= not self._masks_first
                 return True
+            if token == NO_TOKEN and self._masks_first and self.may_be_cut and row not in self._under_mask:
+                self.cut()  # in front of the grammar, and not sampled in time; the next step's root is, or says why not
+                return False
             if not self._take(token):
                 return False
 

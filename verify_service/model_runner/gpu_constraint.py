@@ -45,6 +45,10 @@ class GpuConstraint:
         self._together = Together.beside()
         self.seconds = GrammarSeconds()
 
+    def gives_masks(self, state: RequestState) -> bool:
+        """Whether a request's rows are sampled under masks alone, behind the pass: those with filters."""
+        return self._able and state.grammar is not None and state.parameters.sampling.is_filtered
+
     def masks_for(self, deciding: Sequence[ScheduledRequest]) -> MasksAhead | None:
         """The masks that a step is to have; None where nothing in it has a grammar.
 

@@ -112,6 +112,7 @@ class GpuModelRunner:
             frequency=params.frequency_penalty,
             has_bias=bool(params.logit_bias),
             min_position=state.prompt_length + params.min_tokens if params.min_tokens else 0,
+            awaits_masks=self._constraint.gives_masks(state),
         )
         penalised = bool(line[FLAGS] & HAS_PENALTIES)
         ends = {*params.stop_token_ids, *self._model.config.eos_token_ids} if params.min_tokens else None

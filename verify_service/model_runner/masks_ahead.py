@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 Masks = Mapping[int, AllowedTokens]
 """What may come next by row of a request's tree: 0 for the root, 1 + i for node i."""
 NO_MASKS: Masks = MappingProxyType({})
+_ALL = 0xFFFFFFFF
 _NEEDED, _LIKELY, _POSSIBLE = -3.0, -2.0, -1.0
 """Ranks of roots, in front of all nodes'."""
 
@@ -112,7 +113,11 @@ class MasksAhead:
         self._together.follow(
             [(grammar, self._items[due.place].state.output_tokens) for due, grammar in found if due.node < 0]
         )
-        asked = [(due, grammar) for due, grammar in found if self._goes_there(due, grammar)]
+        there = [(due, grammar) for due, grammar in found if self._goes_there(due, grammar)]
+        asked = [(due, grammar) for due, grammar in there if grammar.has_begun]
+        for due, grammar in there:
+            if not grammar.has_begun:
+                self._leave_open(due, grammar)
         first = self.taken
         self.taken += len(asked)
         answered = self._together.masks([grammar for _, grammar in asked], self._room, first)
@@ -138,7 +143,7 @@ class MasksAhead:
         return found
 
     def _goes_there(self, due: _Due, grammar: RequestGrammar) -> bool:
-        """Bring a grammar to where it is to be asked; return whether there is anything to ask."""
+        """Bring a grammar to where it is to be asked; return whether it can be followed there."""
         item = self._items[due.place]
         tree = item.tree
         if not (due.rank == _NEEDED or grammar.may_draft):
@@ -154,9 +159,16 @@ class MasksAhead:
         except Exception:  # noqa: BLE001 - a step is for other requests, too
             _log.exception("a grammar could not be followed ahead")
             return False
-        if not grammar.has_begun:
-            self._add_children(due, grammar, None)
-        return grammar.has_begun
+        return True
+
+    def _leave_open(self, due: _Due, grammar: RequestGrammar) -> None:
+        """In front of where a grammar begins any token may come, also of a row that is sampled under masks alone."""
+        item = self._items[due.place]
+        if _filters(item):
+            self._room[self.taken] = _ALL
+            self._rows[item][1 + due.node] = self.taken
+            self.taken += 1
+        self._add_children(due, grammar, None)
 
     def _take(self, due: _Due, grammar: RequestGrammar, row: int, complete: bool | None) -> None:
         item = self._items[due.place]

@@ -167,6 +167,22 @@ def test_paths_are_cut_where_it_is_not_worth_it_to_sample_again(tokenizer: Gramm
     assert asked == [1]
 
 
+def test_a_node_that_awaits_its_mask_is_not_verified(tokenizer: GrammarTokenizer) -> None:
+    """In front of where a grammar begins, too: it has no token."""
+    walk = Walk(tokenizer, FILTERED)
+    sampled = {0: walk.a, 1: walk.a, 2: NO_TOKEN}
+    for begins in (True, False):
+        grammar = walk.grammar
+        if not begins:
+            compiled = _compiled(Grammar(regex="[ab]{6}"), tokenizer, ForcedTexts(tokenizer))
+            grammar = RequestGrammar(compiled, starts_after=(400,))
+        path = ConstrainedPath(walk.item, grammar, 10, sampled, {}, {0, 1})
+        (result,) = decide([path], lambda _: pytest.fail("it is not worth it"), walk.seconds, lambda _: False)
+        assert result.path == ((0,), (walk.a, walk.a)) and not result.failure
+    path = ConstrainedPath(walk.item, grammar, 10, {0: NO_TOKEN}, {}, {0})
+    assert decide([path], lambda _: [], walk.seconds)[0].path == ((), (NO_TOKEN,))
+
+
 def test_what_a_root_would_have_got_without_its_mask_tells_whether_it_strays(tokenizer: GrammarTokenizer) -> None:
     for params, token, strays in ((GREEDY, 400, True), (GREEDY, None, False), (FILTERED, 400, False)):
         walk = Walk(tokenizer, params)

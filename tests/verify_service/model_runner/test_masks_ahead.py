@@ -110,6 +110,9 @@ def test_a_grammar_begins_within_a_drafted_path(tokenizer: GrammarTokenizer) -> 
     ahead = MasksAhead([held.item], *room())
     ahead.compute(lambda: False)
     assert sorted(ahead.of(held.item)) == [1, 2]
+    assert sorted(ahead.rows_of(held.item)) == [0, 1, 2, 4], "in front of that any token may come"
+    rows = ahead.rows_of(held.item)
+    assert [bool((ahead._room[rows[row]] == 0xFFFFFFFF).all()) for row in (0, 1, 2, 4)] == [True, False, False, True]
 
 
 def test_ends_that_must_wait_are_no_rows_to_sample(tokenizer: GrammarTokenizer) -> None:

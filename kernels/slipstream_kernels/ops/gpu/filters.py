@@ -18,7 +18,13 @@ import triton.language as tl
 from slipstream_kernels.ops.gpu import sampling_table as table
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.logits import float_field, process_row_reference, processed, row_arguments
-from slipstream_kernels.ops.gpu.masked_rows import chosen_row, chosen_rows_reference, mask_row, masked_arguments
+from slipstream_kernels.ops.gpu.masked_rows import (
+    chosen_row,
+    chosen_rows_reference,
+    is_sampled,
+    mask_row,
+    masked_arguments,
+)
 from slipstream_kernels.ops.gpu.sampling_table import SamplingTensors
 from slipstream_kernels.ops.gpu.sort_keys import (
     LARGEST_KEY,
@@ -208,7 +214,7 @@ def _filter_rows(
     index = tl.program_id(0)
     place, row = chosen_row(index, logit_rows, chosen, MASKED)
     line = tl.load(lines + tl.maximum(row, 0))
-    if (row >= 0) & is_filtered(parameters, line):
+    if (row >= 0) & is_filtered(parameters, line) & is_sampled(parameters, line, MASKED):
         request_row = (
             logits + place.to(tl.int64) * logits_stride, vocab_size, row, line, tl.load(positions + row) + 1,
             paths, depths, resolved_ids, parameters, token_flags, output_counts, bias,

@@ -8,6 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.gpu import sampling_table as table
+
+_FIELDS, _FLAGS, _AWAITS_MASKS = (tl.constexpr(v) for v in (table.FIELDS, table.FLAGS, table.AWAITS_MASKS))
+
 
 @triton.jit
 def chosen_row(
@@ -21,6 +25,13 @@ def chosen_row(
         place = index
         row = tl.load(logit_rows + index)
     return place, row
+
+
+@triton.jit
+def is_sampled(parameters: tl.tensor, line: tl.tensor, MASKED: tl.constexpr) -> tl.tensor:
+    """Whether a request's rows are sampled now: those that await masks are with these alone."""
+    flags = tl.load(parameters + line.to(tl.int64) * _FIELDS + _FLAGS)
+    return MASKED | ((flags & _AWAITS_MASKS) == 0)
 
 
 @triton.jit

@@ -21,7 +21,13 @@ from slipstream_kernels.ops.gpu.logits import (
     row_arguments,
     row_as_it_is_reference,
 )
-from slipstream_kernels.ops.gpu.masked_rows import chosen_row, chosen_rows_reference, mask_row, masked_arguments
+from slipstream_kernels.ops.gpu.masked_rows import (
+    chosen_row,
+    chosen_rows_reference,
+    is_sampled,
+    mask_row,
+    masked_arguments,
+)
 from slipstream_kernels.ops.gpu.philox import gumbel_reference, noise_bits, noise_bound, noise_of
 from slipstream_kernels.ops.gpu.sampling_table import SamplingTensors
 from slipstream_kernels.ops.gpu.sort_keys import sort_key_reference
@@ -106,7 +112,8 @@ def _score(
         score = tl.max(best, 0)
         first = split * (BLOCK * BLOCKS)
         best_id = first + tl.arange(0, BLOCK)
-        for start in range(first, tl.minimum(first + BLOCK * BLOCKS, vocab_size), BLOCK):
+        end = tl.where(is_sampled(parameters, line, MASKED), tl.minimum(first + BLOCK * BLOCKS, vocab_size), first)
+        for start in range(first, end, BLOCK):
             x = processed_as_they_are(request_row, start, BLOCK, MASKED)
             x = tl.where(x == x, x, _INFINITY)
             ids = start + tl.arange(0, BLOCK)
@@ -172,7 +179,8 @@ def sample(
 
     In this order: mask, bias, penalties, forbidden tokens; division by T; top-k, top-p, min-p; noise; argmax, the
     lowest id of equals. T = 0 takes the argmax of the processed logits. A row gets -1, too, whose processed logits hold
-    a NaN or infinity, or minus infinity alone: nothing is decided by what is no number.
+    a NaN or infinity, or minus infinity alone: nothing is decided by what is no number. And one without a mask, of a
+    line that awaits them.
     """
     n, vocab_size = logits.shape
     arguments = row_arguments(logits, logit_rows, positions, lines, paths, depths, resolved_ids, tensors)
@@ -212,10 +220,10 @@ def sample_reference(
     for index, place, row in chosen_rows_reference(logit_rows, chosen):
         if place < 0:
             continue
-        if row < 0:
+        line = lines[max(row, 0)]
+        if row < 0 or (masks is None and int(tensors.params[line, table.FLAGS]) & table.AWAITS_MASKS):
             out[place] = -1
             continue
-        line = lines[row]
         floats = tensors.params[line].view(torch.float32)
         path = resolved_ids[paths[row, : int(depths[row])].long()]
         mask = None if masks is None else masks[index]

@@ -13,8 +13,9 @@ REPETITION, PRESENCE, FREQUENCY, FLAGS, MIN_POSITION = range(7, 12)
 FIELDS = 16
 """int32 words of a line; floats are bit-cast, those behind MIN_POSITION are unused."""
 
-HAS_PENALTIES, HAS_BIAS, HAS_MIN_TOKENS = 1, 2, 4
-"""Bits of the word FLAGS. A table other than `params` is read only for lines whose bit is set."""
+HAS_PENALTIES, HAS_BIAS, HAS_MIN_TOKENS, AWAITS_MASKS = 1, 2, 4, 8
+"""Bits of the word FLAGS. Rows of lines that await masks get no token where they are sampled without. A table other
+than `params` is read only for lines whose bit is set."""
 
 IN_PROMPT, ENDS_OUTPUT = 1, 2
 """Bits of `SamplingTensors.token_flags`."""
@@ -60,6 +61,7 @@ def pack_line(
     frequency: float = 0.0,
     has_bias: bool = False,
     min_position: int = 0,
+    awaits_masks: bool = False,
 ) -> npt.NDArray[np.int32]:
     """A line of `SamplingTensors.params`: int32 [FIELDS].
 
@@ -77,5 +79,6 @@ def pack_line(
         (HAS_PENALTIES if penalised else 0)
         | (HAS_BIAS if has_bias else 0)
         | (HAS_MIN_TOKENS if line[MIN_POSITION] > 0 else 0)
+        | (AWAITS_MASKS if awaits_masks else 0)
     )
     return line

@@ -69,7 +69,9 @@ def walks(results: np.ndarray) -> list[tuple[list[int], list[int]]]:
 def next_logits(model: GpuModel, tokens: list[int]) -> torch.Tensor:
     """Of the row behind what line 2 has."""
     start = len(PROMPTS[2]) + len(tokens) - 1
-    return model.launch(pass_of(LIMITS, [Span(2, tokens[-1:], start, PAGES[2])])).logits.clone()
+    ticket = model.launch(pass_of(LIMITS, [Span(2, tokens[-1:], start, PAGES[2])]))
+    model.wait()
+    return ticket.logits.clone()
 
 
 def test_masks_lead_along_another_path(model: GpuModel) -> None:
@@ -85,6 +87,7 @@ def test_masks_lead_along_another_path(model: GpuModel) -> None:
         output_ids=PROMPTS[1][-1:],
     )
     ticket = drafted(model, again=True)
+    model.wait()
     logits = ticket.logits.clone()
     masks = {12: only(41), 14: only(43), 16: only(44), 17: only(7, 9)}
     rows = np.full(6, -1, np.int32)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.kernels.sampling_cases import SamplingCase, plain_case, random_case
+from slipstream_kernels.ops.gpu import sampling_table as table
 from slipstream_kernels.ops.gpu.sampling import sample, sample_reference, sampling_workspace
 from slipstream_kernels.ops.sampling import sample_reference as sample_on_cpu
 from support.gpu_sampling import cpu_rows
@@ -104,8 +105,14 @@ def test_chosen_rows_are_sampled_under_their_masks_and_no_others(
     expected[chosen.tolist()] = sampled(
         dataclasses.replace(case, logits=torch.from_numpy(without).to(device)), sample_reference
     )[chosen.tolist()]
+    awaiting = case.lines[case.logit_rows.clip(min=0).long()] % 2 == 1
+    lines = case.tensors.params[:, table.FLAGS]
+    lines |= torch.arange(len(lines), device=device, dtype=torch.int32) % 2 * table.AWAITS_MASKS
     for op in (sample, sample_reference):
         assert torch.equal(sampled(case, partial(op, chosen=places, masks=masks)), expected)
+        without_masks = sampled(case, op)
+        assert without_masks[awaiting].eq(-1).all()
+        assert without_masks[~awaiting & (case.logit_rows >= 0)].ge(0).any()
     assert expected[chosen[1]] in (-1, 70 * 32 + 31) and expected[chosen[0]] == -1
     assert torch.equal(case.logits, before)
 

@@ -26,6 +26,7 @@ def test_flags_name_only_what_changes_logits() -> None:
     assert pack_line(repetition=1.5)[table.FLAGS] == table.HAS_PENALTIES
     assert pack_line(has_bias=True)[table.FLAGS] == table.HAS_BIAS
     assert pack_line(min_position=2**40)[table.FLAGS] == table.HAS_MIN_TOKENS
+    assert pack_line(awaits_masks=True)[table.FLAGS] == table.AWAITS_MASKS
 
 
 def test_allocated_lines_are_plain(device: torch.device) -> None:
