@@ -16,7 +16,7 @@ class _Wait(NamedTuple):
     """What trees have cost a step: `arrived` of `asked` came, the deepest with `levels` levels.
 
     `running` requests are in the step. behind: some of the trees only a device knew at the launch. catching_up: many of
-    the requests were.
+    the requests were. of_probe: a probe asked for them.
     """
 
     seconds: float
@@ -26,6 +26,7 @@ class _Wait(NamedTuple):
     running: int
     behind: bool
     catching_up: bool = False
+    of_probe: bool = False
 
 
 class DraftLatency:
@@ -60,7 +61,8 @@ class DraftLatency:
     ) -> float:
         """End the host's part of the newest wait; with `device_trees` it ends as they are read. Return its seconds."""
         seconds = time.perf_counter() - self._begun
-        self._newest = _Wait(seconds, asked, arrived, levels, running, device_trees, catching_up)
+        of_probe = self._optimizer.gate.probing
+        self._newest = _Wait(seconds, asked, arrived, levels, running, device_trees, catching_up, of_probe)
         return seconds
 
     def read(self) -> None:

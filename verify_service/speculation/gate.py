@@ -112,10 +112,12 @@ class SpeculationGate:
         """Pause drafting now, as the load that comes is known to be one at which no trees pay."""
         self.unprofitable_steps = max(self.unprofitable_steps, REST_AFTER + 1)
 
-    def charge(self, steps: float) -> None:
-        """Count what a step waited for a probe's trees, in plain steps."""
+    def charge(self, steps: float, *, late: bool = False) -> None:
+        """Count what a step waited for a probe's trees, in plain steps. late: it was of the probe that is over."""
         if self.probing:
             self._waited += steps
+        elif late:
+            self._probe_at += int(steps / PROBE_COST)
 
     def slow(self, steps: float) -> None:
         """Count what a plain step took longer than others as drafters were made ready, or less, in plain steps."""

@@ -132,17 +132,19 @@ class GoodputOptimizer:
         running: int = 0,
         behind: bool = False,
         catching_up: bool = False,
+        of_probe: bool = False,
     ) -> None:
         """Take in the wait for trees: `arrived` of `asked` came, the deepest with `levels` levels.
 
         `running` requests shared the step, those that asked among them. behind: as of `DraftTimeModel.observe`.
         catching_up: the drafter was busy with the states of many of them, so that the wait is no price.
+        of_probe: a probe asked, which may be over as its last wait is told.
         """
         running = max(running, asked)
         self._presence += FAST * asked / running * (arrived / asked - self._presence)
         if not catching_up:
             self.draft_time.observe(seconds, asked=asked, running=running, levels=levels, behind=behind)
-        self.gate.charge(seconds / self.step_time.seconds(running))
+        self.gate.charge(seconds / self.step_time.seconds(running), late=of_probe)
 
     def choose_depths(
         self,

@@ -16,6 +16,7 @@ class Budget(GoodputOptimizer):
         super().__init__(StepTimeModel([(1, 1, 1.0)]))
         self.heard: list[float] = []
         self.behind: list[bool] = []
+        self.of_probe: list[bool] = []
 
     def observe_wait(
         self,
@@ -27,10 +28,12 @@ class Budget(GoodputOptimizer):
         running: int = 0,
         behind: bool = False,
         catching_up: bool = False,
+        of_probe: bool = False,
     ) -> None:
         assert (asked, arrived, levels, running) == (3, 2, 4, 5)
         self.heard.append(seconds)
         self.behind.append(behind)
+        self.of_probe.append(of_probe)
 
 
 class Clock:
@@ -143,3 +146,17 @@ def test_a_wait_that_a_budget_refuses_is_told_of_once(clock: Clock, monkeypatch:
         waits.flush()
     waits.flush()
     assert told == [0.25]
+
+
+def test_a_wait_is_of_the_probe_that_asked_though_it_is_over_as_the_wait_is_told(clock: Clock) -> None:
+    budget = Budget()
+    waits = DraftLatency(budget)
+    while not budget.gate.probing:
+        budget.gate.step(profitable=False)
+    wait(waits, clock, 0.25)
+    while budget.gate.probing:
+        budget.gate.step(profitable=False)
+    wait(waits, clock, 0.25)
+    waits.settle(None)
+    waits.flush()
+    assert budget.of_probe == [True, False]

@@ -130,3 +130,15 @@ def test_a_moment_in_which_trees_seem_to_pay_does_not_hide_what_probes_cost() ->
     assert [step for step in range(1, PROBE_EVERY + 1) if gate.step(profitable=False) or gate.probe_begins] == [
         PROBE_EVERY
     ], "trees that pay for long do"
+
+
+def test_what_a_probes_last_step_waited_is_counted_though_it_is_told_as_the_probe_is_over() -> None:
+    gate, begun, untold = opened(), [], [False]
+    for step in range(1, 20 * PROBE_EVERY):
+        gate.step(profitable=False)
+        untold.append(gate.probing)
+        if untold.pop(0):
+            gate.charge(3.0, late=True)
+        begun += [step] if gate.probe_begins else []
+    asked = 2
+    assert [after - before for before, after in pairwise(begun)] == [int(3.0 * asked / PROBE_COST)] * 4
