@@ -200,6 +200,38 @@ def many_tools(count: int) -> list[Any]:
     return tools
 
 
+def test_the_demo_model_calls_a_strict_tool_of_its_own_accord(server: Server, demo_model: Path) -> None:
+    """By its own chat template: with `tool_choice` auto free text is possible, and its trigger alone begins a call."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "get_weather", "description": "The weather in a city", "strict": True, "parameters": parameters,
+        },
+    }  # fmt: skip
+    with GatewayProcess(demo_model, server.verify) as gateway:
+        client = openai.OpenAI(base_url=f"{gateway.http_url}/v1", api_key="none", max_retries=0)
+        asked: dict[str, Any] = {
+            "model": MODEL, "messages": [{"role": "user", "content": "What is the weather in Oslo?"}],
+            "tools": [tool], "tool_choice": "auto", "max_tokens": 100,
+        }  # fmt: skip
+        for sampling in ({"temperature": 0.0}, {"temperature": 0.3, "top_p": 0.9, "seed": 4}):
+            for speculation in ({"enabled": False}, {"enabled": True}):
+                more = {"extra_body": {"speculation": speculation}}
+                choice = client.chat.completions.parse(**asked, **sampling, **more).choices[0]
+                (call,) = choice.message.tool_calls or ()
+                assert (choice.finish_reason, call.function.name) == ("tool_calls", "get_weather")
+                assert call.function.parsed_arguments == {"city": "Oslo"} and not choice.message.content
+        with client.chat.completions.stream(**asked, temperature=0.0) as stream:
+            (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+        assert streamed.function.parsed_arguments == {"city": "Oslo"}
+
+
 def test_as_many_tools_as_may_be_are_called_and_more_are_refused_by_name(
     server: Server, demo_model: Path, tmp_path: Path
 ) -> None:
