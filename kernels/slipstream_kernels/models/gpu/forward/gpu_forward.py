@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
@@ -13,6 +11,7 @@ from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
 from slipstream_kernels.models.gpu.forward.expert_pass import queue_experts
 from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights
+from slipstream_kernels.models.gpu.forward.head_buffers import HeadBuffers
 from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 from slipstream_kernels.models.gpu.forward.masked_sampling import DeviceMasks
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
@@ -21,7 +20,6 @@ from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeights
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuffers
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
-from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.attention_form import AttentionForm
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
@@ -30,40 +28,6 @@ from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 Plan = PlanArrays[torch.Tensor]
 Adapted = tuple[GpuAdapters, AdapterRows] | None
 """Adapters, and the rows of a pass that have one; None where no row does."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadBuffers:
-    """Room for the logits of `rows` rows: `head_in` bfloat16 [rows, hidden], `logits` float32 [rows, vocab].
-
-    Of ranks that share a model also float32 `part` [rows, vocab of the shard] and `parts` [ranks, rows, the same].
-    """
-
-    head_in: torch.Tensor
-    logits: torch.Tensor
-    part: torch.Tensor
-    parts: torch.Tensor
-
-    @classmethod
-    def empty(cls, shard: Shard, rows: int, device: torch.device) -> HeadBuffers:
-        """Buffers of their own."""
-        config, ranks = shard.config, shard.size if shard.size > 1 else 0
-        return cls(
-            torch.empty(rows, config.hidden_size, dtype=torch.bfloat16, device=device),
-            torch.empty(rows, config.vocab_size, dtype=torch.float32, device=device),
-            torch.empty(rows if ranks else 0, shard.vocab_size, dtype=torch.float32, device=device),
-            torch.empty(ranks * rows * shard.vocab_size, dtype=torch.float32, device=device),
-        )
-
-    @property
-    def nbytes(self) -> int:
-        return self.head_in.nbytes + self.logits.nbytes + self.part.nbytes + self.parts.nbytes
-
-    def first(self, rows: int) -> HeadBuffers:
-        """Those of fewer rows, in the same memory."""
-        part, ranks = self.part[:rows], self.parts.numel() // max(1, self.part.numel())
-        parts = self.parts[: ranks * part.numel()].view(ranks, *part.shape)
-        return HeadBuffers(self.head_in[:rows], self.logits[:rows], part, parts)
 
 
 class GpuForward:

@@ -8,7 +8,8 @@ import torch
 
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
-from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward, HeadBuffers
+from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward
+from slipstream_kernels.models.gpu.forward.head_buffers import HeadBuffers
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.models.gpu.graph.pass_handle import RowScores
 from slipstream_kernels.models.gpu.ranks.shard import Shard
