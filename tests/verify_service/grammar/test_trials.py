@@ -58,6 +58,15 @@ def children(process: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+def tries_now(trials: GrammarTrials) -> tuple[int, int] | None:
+    """The server that is there, if one is, and the process in which it tries a grammar."""
+    server = trials._server
+    try:
+        return None if server is None else (server.process.pid, children(server.process.pid)[0])
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return None
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     for _ in range(POLLS):
         if condition():
@@ -127,9 +136,11 @@ def test_a_server_that_was_killed_is_started_again(patient: GrammarTrials) -> No
 
     threading.Thread(target=run).start()
     for _ in range(2):  # the second attempt is the last
-        wait_for(lambda: alive(server_of(patient)) and bool(children(server_of(patient))))
-        (child,) = children(server_of(patient))
-        os.kill(server_of(patient), signal.SIGKILL)
+        wait_for(lambda: tries_now(patient) is not None)
+        trial = tries_now(patient)
+        assert trial is not None
+        server, child = trial
+        os.kill(server, signal.SIGKILL)
         wait_for(lambda child=child: not alive(child))
     error = answers.get(timeout=60)
     assert error is not None and error.retry_after is not None
