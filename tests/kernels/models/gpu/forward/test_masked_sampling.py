@@ -1,38 +1,41 @@
-"""Rows sampled again under masks are those that the CPU's sampler gives."""
+"""Masks reach the device as they were filled, beside what they decide: see `test_masked_decision` for the rest."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
-from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
-from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, sample_masked
-from slipstream_kernels.models.gpu.forward.ops_namespace import twins
-from slipstream_kernels.ops.gpu.sampling_table import pack_line
+from slipstream_kernels.models.gpu.forward.masked_sampling import MaskRoom, num_words
 
 VOCAB = 100
+LIMITS = GpuLimits(max_running=3, max_nodes=4, step_nodes=8, prefill_chunk=8, page_size=4, num_pages=4, max_context=16)
 
 
-def test_masks_and_paths_are_those_of_each_row() -> None:
-    limits = GpuLimits(
-        max_running=3, max_nodes=4, step_nodes=8, prefill_chunk=8, page_size=4, num_pages=4, max_context=16
-    )
-    tables = RequestTables(limits, VOCAB, "cpu")
-    tables.set_line(1, pack_line(presence=2.0), prompt_ids=[5], output_ids=[6])
-    tables.words.copy_(torch.from_numpy(tables._copy))
-    logits = torch.linspace(0, 1, VOCAB).repeat(4, 1)
-    masks = np.zeros((4, 4), np.uint32)
-    for row, allowed in enumerate([(3, 70), (97, 98), (97, 98), ()]):
-        for token in allowed:
-            masks[row, token // 32] |= np.uint32(1 << (token % 32))
-    wanted = MaskedRows(
-        rows=np.array([3, 0, 1, 2], np.int32),
-        lines=np.array([0, 1, 1, 0], np.int32),
-        positions=np.array([4, 5, 6, 7], np.int32),
-        paths=[(), (), (98,), ()],
-        masks=masks,
-    )
-    before = logits.clone()
-    assert sample_masked(logits, wanted, tables.sampling, twins()) == [70, 98, 97, -1]
-    assert torch.equal(logits, before)
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_what_is_sent_is_what_was_filled(device: torch.device) -> None:
+    """Twice in the same room: the second time fewer rows and items."""
+    room = MaskRoom(LIMITS, VOCAB, device)
+    rng = np.random.default_rng(0)
+    assert room.rows.shape == (LIMITS.max_decode_rows, num_words(VOCAB))
+    for rows, items in (([3, -1, 0, 2], 3), ([1], 2), ([], 0)):
+        masks = rng.integers(0, 2**32, (len(rows), 4), dtype=np.uint32)
+        deciding = rng.integers(-1, 9, (items, 4)).astype(np.int32)
+        room.rows[: len(rows)] = masks
+        sent = room.send(np.array(rows, np.int32), deciding)
+        assert sent.chosen.tolist() == rows
+        assert np.array_equal(sent.masks.cpu().numpy().view(np.uint32), masks)
+        assert np.array_equal(sent.deciding.cpu().numpy(), deciding)
+        assert all(each.data_ptr() % 64 == 0 for each in (sent.chosen, sent.masks, sent.deciding))
+
+
+@pytest.mark.parametrize(("vocab_size", "words"), [(32, 1), (33, 2), (128_256, 4008)])
+def test_every_token_has_a_bit(vocab_size: int, words: int) -> None:
+    assert num_words(vocab_size) == words
+    room = MaskRoom(LIMITS, vocab_size, torch.device("meta" if vocab_size > 100 else "cpu"))
+    assert room._device.nbytes == MaskRoom.num_bytes(LIMITS, vocab_size)
