@@ -39,3 +39,23 @@ def ranks(forks: Forks, port: Path, program: str, size: int = 2) -> list[Ended]:
     return forks.together(
         *(("-c", PRELUDE + program, str(rank), str(size), str(port), str(SECONDS)) for rank in range(size))
     )
+
+
+def one_dies(forks: Forks, port: Path, dying: int, call: str) -> None:
+    """Of two ranks one dies; `call`, which the other makes again and again, ends with an error that names it."""
+    program = f"""
+group.wait_for_all()
+if rank == {dying}:
+    os._exit(9)
+try:
+    while True:  # until the system has noticed
+        {call}
+except RankError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+    ended = ranks(forks, port, JOIN + program)
+    assert ended[dying].status == 9
+    survivor = ended[1 - dying]
+    assert survivor.status == 0, survivor
+    assert f"rank {1 - dying} of 2" in survivor.output

@@ -10,9 +10,7 @@ from itertools import count
 import pytest
 
 from slipstream.generation_types import FinishReason
-from slipstream_kernels.models.cpu.causal_lm import CausalLM
-from support.request_mix import some_requests
-from support.verify_loop import RandomTrees, admitted, running_loop
+from support.verify_loop import RandomTrees, admitted
 from verify_service.core.draft_source import Committed, RequestOpening, WaitUrgency
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
@@ -20,14 +18,12 @@ from verify_service.core.request_state import RequestState
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.speculation import gate
-from verify_service.speculation import tree_sizing as tree_wishes
 from verify_service.speculation.controller import SpeculationController
 from verify_service.speculation.gate import PROBE_EVERY, PROBE_STEPS, READY_BEFORE, REST_AFTER
 from verify_service.speculation.goodput import DepthCandidate, GoodputOptimizer
 from verify_service.speculation.tree_sizing import KEPT_READY, TreeSizer, haste_of
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, step_nodes=32)
-LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6)
 UNTIL_READY = PROBE_EVERY - READY_BEFORE
 """Steps in a row in which no trees pay before the first requests are made ready for a probe."""
 DEAR, FREE = [(1, 1, 1e-3), (1, 64, 64e-3)], [(1, 1, 1e-3), (1, 64, 1e-3)]
@@ -44,16 +40,6 @@ class Listener(RandomTrees):
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         self.told.append(list(commits))
         return self.lagging & {each.key for each in commits}
-
-
-class Late(RandomTrees):
-    """Counts requests that it is told of several steps at once."""
-
-    late = 0
-
-    def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
-        self.late += sum(len(each.token_ids) > 3 for each in commits)
-        return super().commit(commits)
 
 
 def budget(table: list[tuple[int, int, float]]) -> GoodputOptimizer:
@@ -402,27 +388,3 @@ def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() 
     assert wishes.rows(state, 5, 1) == 6
     state.draft.max_nodes, state.draft.adaptive = 64, False
     assert wishes.rows(state, 5, 1) == 64
-
-
-@pytest.mark.parametrize("period", [3, 7])
-def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = count()
-
-    def choose_depths(self: GoodputOptimizer, bidders: Sequence[DepthCandidate], *_: object, **__: object) -> list[int]:
-        self.is_profitable = next(steps) // period % 2 == 0
-        self.gate.step(profitable=self.is_profitable)
-        return [min(2, bidder.max_levels) if self.is_profitable else 0 for bidder in bidders]
-
-    monkeypatch.setattr(GoodputOptimizer, "choose_depths", choose_depths)
-    monkeypatch.setattr(GoodputOptimizer, "rests", lambda _: False)
-    monkeypatch.setattr(gate, "REST_AFTER", 0)
-    monkeypatch.setattr(tree_wishes, "KEPT_READY", 1)
-    asked = some_requests(0.8)
-    with running_loop(model, LOOP) as runner:
-        plain = [(answer.token_ids, answer.finish_reason) for answer in runner.run(asked)]
-    trees = Late(model.config.vocab_size)
-    with running_loop(model, LOOP, trees) as runner:
-        answers = runner.run(asked)
-    assert [(answer.token_ids, answer.finish_reason) for answer in answers] == plain
-    assert trees.trees > 5
-    assert trees.late > 0

@@ -215,6 +215,7 @@ def expert_linear(
     assert factors is None or (factors.numel() == pairs and factors.is_contiguous())
     assert pairs % len(x) == inputs % 16 == x.stride(0) % 8 == 0
     if isinstance(weight, FragmentExperts) and has_hopper_stream():
+        assert tile is None
         hopper_experts(x, weight, out, ids, groups, is_gated=gated, bias=bias, limit=limit, factors=factors)
         return
     stored = _stored(weight)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.forked import Forks
-from support.forked_ranks import JOIN, PRELUDE, SECONDS, ranks
+from support.forked_ranks import JOIN, PRELUDE, SECONDS, one_dies, ranks
 
 
 def test_tensors_reach_every_rank(forks: Forks, tmp_path: Path) -> None:
@@ -29,22 +29,7 @@ group.close()
 
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_rank_that_dies_ends_the_others(forks: Forks, tmp_path: Path, dying: int) -> None:
-    program = f"""
-group.wait_for_all()
-if rank == {dying}:
-    os._exit(9)
-try:
-    while True:  # until the system has noticed
-        group.all_gather(torch.empty(2, 4), torch.ones(4))
-except RankError as error:
-    print(error, flush=True)
-os._exit(0)
-"""
-    ended = ranks(forks, tmp_path / "port", JOIN + program)
-    assert ended[dying].status == 9
-    survivor = ended[1 - dying]
-    assert survivor.status == 0, survivor
-    assert f"rank {1 - dying} of 2" in survivor.output
+    one_dies(forks, tmp_path / "port", dying, "group.all_gather(torch.empty(2, 4), torch.ones(4))")
 
 
 def test_a_rank_that_does_not_come_is_reported(forks: Forks, tmp_path: Path) -> None:

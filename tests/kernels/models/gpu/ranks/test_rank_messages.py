@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.forked import Forks
-from support.forked_ranks import JOIN, ranks
+from support.forked_ranks import JOIN, one_dies, ranks
 
 
 def test_messages_of_any_length_reach_every_rank(forks: Forks, tmp_path: Path) -> None:
@@ -51,19 +51,4 @@ group.close()
 @pytest.mark.parametrize("dying", [0, 1])
 @pytest.mark.parametrize("messages", ["group", "group.apart"])
 def test_a_rank_that_dies_ends_the_others(forks: Forks, tmp_path: Path, dying: int, messages: str) -> None:
-    program = f"""
-group.wait_for_all()
-if rank == {dying}:
-    os._exit(9)
-try:
-    while True:  # rank 0 may send what nobody receives until the system has noticed
-        {messages}.broadcast(b"plan" if rank == 0 else None)
-except RankError as error:
-    print(error, flush=True)
-os._exit(0)
-"""
-    ended = ranks(forks, tmp_path / "port", JOIN + program)
-    assert ended[dying].status == 9
-    survivor = ended[1 - dying]
-    assert survivor.status == 0, survivor
-    assert f"rank {1 - dying} of 2" in survivor.output
+    one_dies(forks, tmp_path / "port", dying, f'{messages}.broadcast(b"plan" if rank == 0 else None)')
