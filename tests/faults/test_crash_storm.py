@@ -49,6 +49,14 @@ def committed(cluster):
     return 0
 
 
+def answers_calls(cluster):
+    """Whether the verify service is there with its model."""
+    with suppress(grpc.RpcError):
+        verify_state(cluster.verify_address)
+        return True
+    return False
+
+
 @pytest.mark.slow
 def test_those_that_queue_through_many_losses_are_answered(cluster):
     """Two at a time run; whoever queues behind them has lost more services than convict one that ran."""
@@ -70,16 +78,19 @@ def test_those_that_queue_through_many_losses_are_answered(cluster):
 
 
 def test_a_request_that_kills_is_found_and_all_others_are_answered(cluster):
-    work = jobs(6, tokens=200)
+    work = jobs(6, tokens=400)
     plain = tokens_of(ask(cluster, work))
     deadly = replace(jobs(1, tokens=8, length=9)[0], proposer=KILLER)
+    before = state(cluster).committed_tokens
 
     async def run():
         async with connect(cluster.gateway_grpc) as runner:
             streams = asyncio.create_task(runner.run(work, len(work)))
-            await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
+            await asyncio.to_thread(wait_until, lambda: state(cluster).committed_tokens > before, "never running")
             with pytest.raises(grpc.RpcError) as raised:
                 await runner.generate(deadly)
+            # One that answers was started anew, after the keeper has counted the loss of the one before.
+            await asyncio.to_thread(wait_until, lambda: answers_calls(cluster), "never back")
             killed = kept.killed
             with pytest.raises(grpc.RpcError) as again:
                 await runner.generate(deadly)
