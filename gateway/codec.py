@@ -81,6 +81,7 @@ def read_info(message: verify_pb2.GetInfoResponse) -> VerifyInfo:
             message.kv_cache_dtype,
         ),
         refusals=tuple(ProposerRefusal(entry.proposer, entry.reason) for entry in message.refusals),
+        max_running=message.max_running,
         page_size=message.page_size if message.cache_events else 0,
         serving_seconds=message.serving_seconds,
         adapters=tuple(map(read_adapter, message.adapters.adapters)),

@@ -39,10 +39,10 @@ class GatewaySettings(GatewayTransportSettings):
     [[members]] tables with `address`, and if wanted `model`, `epoch` and `draining`; or host:port or unix:PATH of a
     server of DirectoryService. While it is away the last list stays."""
 
-    routing: RoutingName = "least-loaded"
+    routing: RoutingName = "prefix"
     """Which of several verify services takes a request: `prefix`, the one from which the first token is expected first,
-    by what each has cached of the prompt and by the prompts that wait there; `least-loaded`, the one with the fewest
-    choices under way; `random`. It changes speed and no token."""
+    by what each has cached of the prompt and by what waits there; `least-loaded`, the one with the fewest choices under
+    way; `random`. It changes speed and no token."""
 
     model: Path
     """Folder of the model; only its tokenizer, chat template and sampling defaults are read."""

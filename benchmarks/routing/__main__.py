@@ -5,9 +5,10 @@
 
 *simulated*: steps of the verify services take what formulas say (about an 8B model on an H200), while the policies are
 the gateway's own and the prefix caches the verify service's own. *looped*: the same with clients that wait for
-their answers, and prompts that share nothing. *served*: verify services on this machine's CPU, which
-they share, behind the gateway's client. In both either tenants have a long prefix each, more than one service's cache
-holds, or no prompt shares anything with another. The first third of the requests fills caches and is not counted.
+their answers, and prompts that share nothing. *crowded*: a few prefixes that all requests share, and batches that are
+full at times. *served*: verify services on this machine's CPU, which they share, behind the gateway's client. In the
+first and the last either tenants have a long prefix each, more than one service's cache holds, or no prompt shares
+anything with another. The first third of the requests fills caches and is not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from benchmarks.routing.workload import Workload
 from gateway.config import RoutingName
 
 POLICIES: Final[tuple[RoutingName, ...]] = ("prefix", "least-loaded", "random")
-PARTS: Final = ("simulated", "looped", "served", "decisions")
+PARTS: Final = ("simulated", "looped", "crowded", "served", "decisions")
 CLIENTS: Final = (1, 2, 4)
 
 
@@ -61,6 +62,8 @@ def main() -> None:
         content["simulated"] = list(_simulated(asked))
     if "looped" in asked.parts:
         content["looped"] = list(_looped(asked))
+    if "crowded" in asked.parts:
+        content["crowded"] = list(_crowded(asked))
     if "served" in asked.parts:
         with served.services(asked.model, served.ServedLoad()) as addresses:
             content["served"] = asyncio.run(_served(asked, addresses))
@@ -90,6 +93,16 @@ def _looped(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     workload.requests(0), policy_of(name, 0), MachineCosts(), asked.replicas, clients * asked.replicas
                 )
                 yield {"clients a service": clients, "prompt": tokens, "output": output, "policy": name} | asdict(found)
+
+
+def _crowded(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Four services with 16 lines each, which few prefixes keep busy."""
+    for prefixes in (1, 4):
+        for rate in (15.0, 30.0):
+            workload = Workload(rate, asked.requests, prefixes, 6000, 400, 400)
+            for name in POLICIES:
+                found = simulate(workload.requests(0), policy_of(name, 0), MachineCosts(lines=16), 4)
+                yield {"prefixes": prefixes, "requests/s": rate, "policy": name} | asdict(found)
 
 
 def in_turn(round_: int) -> tuple[RoutingName, ...]:

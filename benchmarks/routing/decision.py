@@ -31,6 +31,7 @@ class _Standing:
     def __init__(self) -> None:
         self.routing = ReplicaLoad()
         self.page_size = PAGE_SIZE
+        self.max_running = 64
         self.load = 0
 
 

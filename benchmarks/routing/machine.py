@@ -72,6 +72,7 @@ class Machine:
     ) -> None:
         self.routing = ReplicaLoad()
         self.page_size = PAGE_SIZE
+        self.max_running = costs.lines
         self.load = 0
         self._costs = costs
         self._later = later

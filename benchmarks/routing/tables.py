@@ -11,6 +11,7 @@ from benchmarks.lib.report import markdown_table
 _CASES: Final = {
     "simulated": ("requests/s", "prompts"),
     "looped": ("clients a service", "prompt", "output"),
+    "crowded": ("prefixes", "requests/s"),
     "served": ("prompts",),
 }
 """What tells the runs of a part apart, besides the policy."""

@@ -169,6 +169,8 @@ class VerifyInfo:
     """What besides the model decides on bits: version, device type, mode, attention, tensor parallel size, and how keys
     and values are held."""
     refusals: tuple[ProposerRefusal, ...] = ()
+    max_running: int = 0
+    """Requests that are decoded together there."""
     page_size: int = 0
     """Tokens of a KV page; 0 where the service tells nothing of its prefix cache."""
     watched: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -39,18 +39,11 @@ class CachedPrefixes:
         By bisection, as a cache that holds a prefix holds all shorter ones: of a service that lies about it the answer
         is another lie.
         """
-        cached, expected = self._cached, self._expected
-        if not names or not (names[0] in cached or names[0] in expected):
-            return 0
-        low, high = 1, len(names)
-        while low < high:
-            middle = (low + high) // 2
-            name = names[middle]
-            if name in cached or name in expected:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return _count(names, self._cached, self._expected)
+
+    def told(self, names: Sequence[int]) -> int:
+        """How many the service says are there, those aside that requests will leave."""
+        return _count(names, self._cached, ())
 
     def take(self, sequence: int, added: Sequence[int], evicted: Sequence[int], *, snapshot: bool) -> bool:
         """Take news of the cache; False where a number is missing, so that a snapshot has to be asked for."""
@@ -59,13 +52,17 @@ class CachedPrefixes:
         elif self.sequence is None:
             return True
         elif sequence != self.sequence + 1:
-            self._cached.clear()
-            self.sequence = None
+            self.forget()
             return False
         self.sequence = sequence
         self._cached.difference_update(evicted)
         self._cached.update(added[: max(0, MOST_NAMES - len(self._cached))])
         return True
+
+    def forget(self) -> None:
+        """Nothing counts that the service has told, until a snapshot comes."""
+        self._cached.clear()
+        self.sequence = None
 
     def expect(self, names: Iterable[int]) -> None:
         """A request that has just been sent will leave these there once its prompt is computed."""
@@ -74,3 +71,17 @@ class CachedPrefixes:
     def unexpect(self, names: Iterable[int]) -> None:
         """The request is past its prompt, or gone: from now on what the service tells decides."""
         self._expected.difference_update(names)
+
+
+def _count(names: Sequence[int], cached: Collection[int], expected: Collection[int]) -> int:
+    if not names or not (names[0] in cached or names[0] in expected):
+        return 0
+    low, high = 1, len(names)
+    while low < high:
+        middle = (low + high) // 2
+        name = names[middle]
+        if name in cached or name in expected:
+            low = middle + 1
+        else:
+            high = middle
+    return low

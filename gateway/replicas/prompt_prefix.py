@@ -12,11 +12,15 @@ from slipstream.prefix_hash import hash_prompt, mark, prefix_salt
 
 @dataclass(slots=True)
 class PromptPrefix:
-    """The names of a prompt's prefixes (slipstream.prefix_hash), shortest first, and its number of tokens."""
+    """The names of a prompt's prefixes (slipstream.prefix_hash), shortest first, and its number of tokens.
+
+    `computed_whole`: nothing is read from the cache, as logprobs of the prompt are asked for.
+    """
 
     names: Sequence[int]
     tokens: int
     page_size: int
+    computed_whole: bool = False
 
     @classmethod
     def of(cls, request: ChoiceRequest, page_size: int) -> Self:
@@ -25,8 +29,11 @@ class PromptPrefix:
         if known is None or known.page_size != page_size:
             known = hash_prompt(token_ids, page_size)
         salt = prefix_salt(request.tenant, request.adapter_id)
-        return cls([each ^ salt for each in known.hashes], len(token_ids), page_size)
+        whole = request.sampling.prompt_logprobs is not None
+        return cls([each ^ salt for each in known.hashes], len(token_ids), page_size, whole)
 
     def cached_tokens(self, count: int) -> int:
         """Tokens that are not computed where the first `count` prefixes are cached. The last token always is."""
-        return min(mark(count) * self.page_size, self.tokens - 1) if count else 0
+        if not count or self.computed_whole:
+            return 0
+        return min(mark(count) * self.page_size, self.tokens - 1)

@@ -114,6 +114,11 @@ class Replica:
         return len(self._streams)
 
     @property
+    def max_running(self) -> int:
+        """Choices that are decoded together there; more wait."""
+        return 0 if self.info is None else self.info.max_running
+
+    @property
     def page_size(self) -> int:
         """Tokens of a KV page; 0 where the service tells nothing of its cache."""
         return 0 if self.info is None else self.info.page_size
@@ -283,21 +288,29 @@ class Replica:
                 self.routing.leave(message.request_id)
                 if output.error is not None and self._returns(stream, output.error):
                     continue
+            cached_tokens = output.cached_tokens  # here, whatever an earlier service said
             stream.receive(output)
             if not stream.yielded:
                 stream.yielded = True
-                self.routing.leave(message.request_id)
+                self._leave(message.request_id, cached_tokens)
                 self._yielded |= bool(output.token_ids)
                 self._owner.on_progress(stream)
             stream.deliver(output)
 
     def _learn(self, events: verify_pb2.CacheEvents) -> None:
         """Take news of the cache, and ask for all of it where some are missing."""
-        load = self.routing
-        if not load.prefixes.take(events.sequence, events.added, events.evicted, snapshot=events.snapshot):
-            load.gaps += 1
-            _log.warning("verify service %s: news of its prefix cache are missing", self.address)
-            self._ask_for_snapshot()
+        if not self.routing.prefixes.take(events.sequence, events.added, events.evicted, snapshot=events.snapshot):
+            self._miss_news("are missing")
+
+    def _leave(self, request_id: int, cached_tokens: int | None) -> None:
+        """A choice has its first output; see ReplicaLoad.leave."""
+        if not self.routing.leave(request_id, cached_tokens):
+            self._miss_news("have stopped")
+
+    def _miss_news(self, how: str) -> None:
+        self.routing.gaps += 1
+        _log.warning("verify service %s: news of its prefix cache %s", self.address, how)
+        self._ask_for_snapshot()
 
     def _ask_for_snapshot(self) -> None:
         self._outbox.put(Outgoing(codec.write_watch_cache(), 0, None))

@@ -40,7 +40,9 @@ class ReplicaFigures(Collector):
             labels=("verify",),
         )
         gaps = CounterMetricFamily(
-            "slipstream_gateway_cache_gaps", "Times news of a prefix cache were missing", labels=("verify",)
+            "slipstream_gateway_cache_gaps",
+            "Times news of a prefix cache were missing or had stopped",
+            labels=("verify",),
         )
         for replica in self._replicas():
             place, load = replica.address, replica.routing

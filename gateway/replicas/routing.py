@@ -15,6 +15,15 @@ CHOICE_TOKENS: Final = 64
 """Prompt tokens that put off a first token as much as one choice under way does: its rows are in every pass, and its
 line may be the last."""
 
+WAITING_TOKENS: Final = 2048
+"""What a choice weighs in addition that finds no line of the batch free: an answer has to end before it starts."""
+
+LEAD: Final = 0.5
+LEAST_LEAD: Final = 2
+"""By how much of its lines, or by how many choices if that is more, a service may be ahead of the idlest one. Beyond
+that a prefix is better computed once more: answers of a fuller batch are slower to their last token, and what many
+requests share is then cached at several services."""
+
 ANEW: Final = 2
 """What a token of the prompt weighs that is cached elsewhere and would be computed anew: the requests that come later
 wait for it, too, and it takes the room of another prefix."""
@@ -31,6 +40,11 @@ class Routed(Protocol):
     @property
     def routing(self) -> ReplicaLoad:
         """What it has to compute, and what it has cached."""
+        ...
+
+    @property
+    def max_running(self) -> int:
+        """Lines of its batch: choices that are decoded together. More wait."""
         ...
 
     @property
@@ -90,11 +104,13 @@ class Random:
 class Prefix:
     """The earliest first token first: by the tokens that have to be computed before it.
 
-    These are the prompt's own that are not cached there, times ANEW, those of prompts that wait there, and
-    CHOICE_TOKENS for each choice under way. Of equals the least recently used one is first, so that new groups of
-    prompts spread. Where no service holds anything of the prompt this is least-loaded, with prompts weighed by their
-    length. After Mooncake (arXiv 2407.00079, section 6: the instance with the least estimated TTFT), with prefixes as
-    Dynamo and llm-d know them: from events of the engines, and provisionally from the moment of routing.
+    These are the prompt's own that are not cached there, times ANEW, those of prompts that wait there, CHOICE_TOKENS
+    for each choice under way, and WAITING_TOKENS for each one beyond the lines of the batch. Last come services without
+    a free line while another has one, and those that are ahead of the idlest by more than LEAD. Of equals the least
+    recently used one is first, so that new groups of prompts spread. Where no service holds anything of the prompt this
+    is least-loaded, with prompts weighed by their length. After Mooncake (arXiv 2407.00079, section 6: the instance
+    with the least estimated TTFT), with prefixes as Dynamo and llm-d know them: from events of the engines, and
+    provisionally from the moment of routing.
     """
 
     name: RoutingName = "prefix"
@@ -111,17 +127,20 @@ class Prefix:
         if prompt is None:
             return LeastLoaded().rank(request, replicas)
         names, size = prompt.names, prompt.page_size
-        costs: list[tuple[float, float, int]] = []
+        least = min(replica.load for replica in replicas)
+        some_free = any(replica.load < replica.max_running for replica in replicas)
+        costs: list[tuple[bool, float, float, int]] = []
         for index, replica in enumerate(replicas):
             if replica.page_size != size:
                 return LeastLoaded().rank(request, replicas)
-            load = replica.routing
-            cost = load.queued_tokens + CHOICE_TOKENS * replica.load
+            load, choices, lines = replica.routing, replica.load, replica.max_running
+            cost = load.queued_tokens + CHOICE_TOKENS * choices + WAITING_TOKENS * max(0, choices + 1 - lines)
             if count := load.prefixes.count(names):
                 cost -= ANEW * prompt.cached_tokens(count)
-            costs.append((cost, load.used, index))
+            last = (some_free and choices >= lines) or choices - least > max(LEAST_LEAD, LEAD * lines)
+            costs.append((last, cost, load.used, index))
         costs.sort()
-        return [replicas[index] for _, _, index in costs], prompt
+        return [replicas[index] for *_, index in costs], prompt
 
 
 def policy_named(name: RoutingName) -> RoutingPolicy:

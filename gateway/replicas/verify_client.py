@@ -19,7 +19,7 @@ from gateway.replicas.replica import Replica
 from gateway.replicas.resumable_stream import ResumableStream
 from gateway.replicas.resume_deadlines import ResumeDeadlines
 from gateway.replicas.router import Router
-from gateway.replicas.routing import LeastLoaded, RoutingPolicy
+from gateway.replicas.routing import Prefix, RoutingPolicy
 from slipstream.directory.member import Member
 from slipstream.rpc.errors import InternalError, ResourceExhaustedError, SlipstreamError, UnavailableError
 
@@ -67,7 +67,7 @@ class VerifyClient:
     ) -> None:
         self._resume_seconds = resume_seconds
         self._metrics = metrics or Metrics()
-        self._router = Router(policy or LeastLoaded())
+        self._router = Router(policy or Prefix())
         self._parked = ParkedStreams()
         self._deadlines = ResumeDeadlines(resume_seconds, self._expire)
         self._quarantine = Quarantine(resume_seconds * TRIAL_SHARE)

@@ -60,6 +60,7 @@ class Served:
         self.facts = ServerInfo(
             "tiny", "/m", "model", "tokenizer", config.vocab_size, config.max_context, engine.max_running,
             engine.max_queued, config.eos_token_ids, "exact", "cpu", 16, engine.num_pages, 64, 1, "0",
+            prefix_cache=engine.prefix_cache,
         )  # fmt: skip
         self.loop.adapters.on_change = self.verify.tell_adapters
         self.adapters = AdapterLoader(

@@ -199,7 +199,7 @@ def encode_info(
         gpu_uuid=facts.gpu_uuid,
         refusals=[verify_pb2.ProposerRefusal(**asdict(refusal)) for refusal in refusals],
         serving_seconds=serving_seconds,
-        cache_events=True,
+        cache_events=facts.prefix_cache,
         adapters=None if adapters is None else _adapters(adapters),
         max_adapters=facts.max_adapters,
         max_adapter_rank=facts.max_adapter_rank,

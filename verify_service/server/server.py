@@ -226,4 +226,5 @@ def _facts(settings: VerifySettings, loaded: Loaded) -> ServerInfo:
         max_adapters=settings.adapter_slots,
         max_adapter_rank=settings.max_lora_rank,
         kv_cache_dtype=loaded.kv_cache_dtype,
+        prefix_cache=settings.prefix_cache,
     )

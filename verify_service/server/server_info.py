@@ -31,3 +31,4 @@ class ServerInfo:
     max_adapters: int = 0
     max_adapter_rank: int = 0
     kv_cache_dtype: str = ""
+    prefix_cache: bool = True

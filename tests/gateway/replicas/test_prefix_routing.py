@@ -9,9 +9,11 @@ from pathlib import Path
 
 from gateway.core.request import ChoiceRequest, Sampling, StepOutput
 from gateway.replicas.replica import Replica
+from gateway.replicas.replica_load import SHORT_HITS
 from gateway.replicas.resumable_stream import ResumableStream
 from gateway.replicas.routing import LeastLoaded, Prefix, RoutingPolicy
 from gateway.replicas.verify_client import VerifyClient
+from slipstream.prefix_hash import hash_prompt, prefix_salt
 from slipstream.rpc.errors import UnavailableError
 from slipstream.v1 import verify_pb2
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
@@ -66,10 +68,15 @@ class Asker:
 
 
 @asynccontextmanager
-async def asker(model: Path, policy: RoutingPolicy, count: int = 2) -> AsyncIterator[Asker]:
+async def asker(
+    model: Path, policy: RoutingPolicy, count: int = 2, *, prefix_cache: bool = True
+) -> AsyncIterator[Asker]:
     async with AsyncExitStack() as stack:
         target = CausalLM.load(model, threads=1)
-        services = [await stack.enter_async_context(served(target, num_pages=64)) for _ in range(count)]
+        services = [
+            await stack.enter_async_context(served(target, num_pages=64, prefix_cache=prefix_cache))
+            for _ in range(count)
+        ]
         client = VerifyClient([each.address for each in services], timeout=5.0, resume_seconds=60.0, policy=policy)
         await client.start()
         async with asyncio.timeout(60):
@@ -127,6 +134,39 @@ def test_lost_news_are_asked_for_again_and_lies_change_no_token(tiny_model: Path
             liar.take(verify_pb2.SessionResponse(cache=verify_pb2.CacheEvents(sequence=sequence, added=names)))
             deceived = await one.ask(prompt(1, 40))
             assert deceived == (liar.address, truth[1], 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_service_whose_news_stop_draws_requests_by_them_no_longer(tiny_model: Path) -> None:
+    async def scenario() -> None:
+        async with asker(tiny_model, Prefix()) as one:
+            silent = one.client.replicas[0]
+            async with asyncio.timeout(60):
+                while silent.routing.prefixes.sequence is None:  # noqa: ASYNC110  # no event tells
+                    await asyncio.sleep(0.01)
+            (session,) = next(each for each in one.services if each.address == silent.address).verify.sessions
+            session.cache = None  # from now on it tells nothing, until it is asked for a snapshot
+            hashes = hash_prompt(prompt(1, 40), silent.page_size).hashes
+            tenants = ["stale", *(f"t{number}" for number in range(SHORT_HITS))]
+            told = [name ^ prefix_salt(tenant, "") for tenant in tenants for name in hashes]
+            sequence = 1 + silent.routing.prefixes.sequence
+            silent.take(verify_pb2.SessionResponse(cache=verify_pb2.CacheEvents(sequence=sequence, added=told)))
+            for tenant in tenants[1:]:
+                assert (await one.ask(prompt(1, 40), tenant=tenant))[::2] == (silent.address, 0)
+            assert silent.routing.gaps == 1
+            await one.settle(len(hashes) * SHORT_HITS)  # what those left there is true now
+            assert silent.routing.prefixes.names.isdisjoint(told[: len(hashes)])
+
+    asyncio.run(scenario())
+
+
+def test_a_service_without_a_prefix_cache_expects_nothing_there(tiny_model: Path) -> None:
+    async def scenario() -> None:
+        async with asker(tiny_model, Prefix(), prefix_cache=False) as one:
+            assert [each.page_size for each in one.client.replicas] == [0, 0]
+            await one.ask(prompt(1, 40))
+            assert not any(session.cache for each in one.services for session in each.verify.sessions)
 
     asyncio.run(scenario())
 

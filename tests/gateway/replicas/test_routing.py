@@ -4,24 +4,38 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from typing import get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.config import RoutingName
 from gateway.core.request import ChoiceRequest, Sampling
 from gateway.replicas.prompt_prefix import PromptPrefix
 from gateway.replicas.replica_load import ReplicaLoad
-from gateway.replicas.routing import ANEW, CHOICE_TOKENS, LeastLoaded, Prefix, Random
+from gateway.replicas.routing import (
+    ANEW,
+    CHOICE_TOKENS,
+    LEAD,
+    LEAST_LEAD,
+    WAITING_TOKENS,
+    LeastLoaded,
+    Prefix,
+    Random,
+    RoutingPolicy,
+    policy_named,
+)
 from slipstream.prefix_hash import PromptHashes, hash_prompt, mark, marks_within
 
 SIZE = 4
 
 
 class Standing:
-    def __init__(self, page_size: int = SIZE) -> None:
+    def __init__(self, page_size: int = SIZE, max_running: int = 64) -> None:
         self.routing = ReplicaLoad()
         self.page_size = page_size
         self.load = 0
+        self.max_running = max_running
 
 
 def request(length: int, *, first: int = 0, tenant: str = "t") -> ChoiceRequest:
@@ -64,6 +78,7 @@ def test_a_request_goes_where_its_prefix_is_unless_that_service_has_too_much_to_
     assert policy.rank(request(420), replicas)[0][0] is replicas[1]
     assert policy.rank(request(420, tenant="another"), replicas)[0][0] is replicas[0]
     most = ANEW * mark(marks_within(400 // SIZE)) * SIZE // CHOICE_TOKENS
+    assert most < LEAD * replicas[1].max_running
     replicas[1].load = most - 1
     assert policy.rank(request(420), replicas)[0][0] is replicas[1]
     replicas[1].load = most + 1
@@ -94,6 +109,53 @@ def test_a_burst_of_one_prefix_follows_the_first_and_new_groups_spread() -> None
         assert replica.routing.queued_tokens == 0
     # Nothing was told to be cached: the provisional entries are gone, and the least recently used service is first.
     assert policy.rank(request(400, first=20_000), replicas)[0][0] is first_of[0]
+
+
+def best(replicas: list[Standing], tokens: int = 4000) -> Standing:
+    return Prefix().rank(request(tokens), replicas)[0][0]
+
+
+def test_what_all_requests_share_is_computed_once_more_before_one_service_is_far_ahead() -> None:
+    for lines, lead in ((64, 32), (8, 4), (3, LEAST_LEAD)):
+        first, second = Standing(max_running=lines), Standing(max_running=lines)
+        hold(first.routing, 4000)
+        first.load = lead
+        assert best([first, second]) is first
+        first.load += 1
+        assert best([first, second]) is second
+
+
+def test_a_free_line_goes_before_a_prefix_and_waiting_choices_weigh_more_than_running_ones() -> None:
+    first, second = Standing(max_running=16), Standing(max_running=16)
+    hold(first.routing, 4000)
+    first.load, second.load = 15, 10
+    assert best([first, second]) is first
+    first.load = 16
+    assert best([first, second]) is second
+    second.load = 16
+    assert best([first, second]) is first
+    worth = ANEW * mark(marks_within(1200 // SIZE)) * SIZE // (WAITING_TOKENS + CHOICE_TOKENS)
+    assert worth == 1  # of 1,200 tokens
+    for ahead, expected in ((worth, first), (worth + 1, second)):
+        first.load = 16 + ahead
+        assert best([first, second], 1200) is expected
+
+
+def test_prompts_whose_logprobs_are_asked_for_follow_no_prefix() -> None:
+    first, second = Standing(), Standing()
+    hold(second.routing, 400)
+    assert best([first, second], 400) is second
+    whole = replace(request(400), sampling=Sampling(prompt_logprobs=0))
+    ranked, prompt = Prefix().rank(whole, [first, second])
+    assert ranked == [first, second]
+    assert prompt is not None
+    assert prompt.cached_tokens(5) == 0
+
+
+def test_policies_have_the_names_of_the_flag() -> None:
+    for name in get_args(RoutingName):
+        policy: RoutingPolicy = policy_named(name)
+        assert policy.name == name
 
 
 def test_without_knowledge_of_caches_the_fewest_choices_decide() -> None:
