@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.virtual_rounds import Machine, Rounds
-from verify_service.speculation.gate import PROBE_EVERY
+from verify_service.speculation.gate import FORGET_FIRST, PROBE_EVERY
 
 CPU = Machine(
     ((1, 1, 1.30e-3), (1, 2, 1.34e-3), (1, 4, 1.6e-3), (1, 8, 2.0e-3), (1, 16, 2.9e-3), (1, 32, 4.8e-3)),
@@ -27,6 +27,26 @@ def test_a_head_that_cannot_pay_costs_next_to_nothing(
     rounds.head.chances = chances
     assert rounds.share_of_plain(rounds.rounds(12 * PROBE_EVERY)) > 0.975
     assert rounds.share_of_plain(rounds.rounds(5000)) > 0.985
+
+
+def test_one_that_could_not_pay_if_it_were_always_right_is_hardly_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(monkeypatch, 1, tokens=128, machine=CPU)
+    rounds.rounds(12 * PROBE_EVERY)
+    log = rounds.rounds(4 * FORGET_FIRST)
+    assert any(each.nodes for each in log), "prices are looked at anew"
+    assert rounds.share_of_plain(log) > 0.995
+
+
+@pytest.mark.parametrize("lie", [1.0, 20.0])
+def test_one_that_could_not_pay_and_gets_quicker_is_found_out(monkeypatch: pytest.MonkeyPatch, lie: float) -> None:
+    """It took and said 20 times as much as now, or said so alone, as the machine was busy when it measured itself."""
+    said = [cost._replace(seconds=20.0 * cost.seconds) for cost in Rounds(monkeypatch, 1, machine=QUICK).head.costs]
+    rounds = Rounds(monkeypatch, 1, tokens=128, machine=QUICK, costs=said)
+    rounds.head.slow = 20.0 / lie
+    assert rounds.share_of_plain(rounds.rounds(600)) > 0.94
+    rounds.head.slow = 1.0
+    rounds.rounds(2 * FORGET_FIRST)
+    assert rounds.share_of_plain(rounds.rounds(300)) > 1.35
 
 
 def test_one_that_does_not_say_what_it_takes_is_tried_in_vain_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,10 @@ FADE = 0.02
 """Of old trees' weight, for each new one: some fifty count."""
 
 
+MOST_RATE = 0.98
+"""How often a level may be taken to be matched."""
+
+
 class AcceptedPath(NamedTuple):
     """The accepted path below the root, `nodes` in order, and the tokens decided along it.
 
@@ -119,4 +123,4 @@ class Acceptance:
 
     def rate(self, prior: float, weight: float = 8.0) -> float:
         """Estimate that starts at `prior`, which counts as `weight` observations."""
-        return min(0.98, (self.matched + weight * prior) / (self.tried + weight))
+        return min(MOST_RATE, (self.matched + weight * prior) / (self.tried + weight))

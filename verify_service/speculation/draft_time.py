@@ -148,6 +148,17 @@ class DraftTimeModel:
         excess = median(waits[_nearest(_size(asked, running), waits)].excesses)
         return [each.wait(excess) for each in expected]
 
+    def least_waits(self, asked: int, running: int, levels: Sequence[int]) -> list[float] | None:
+        """As `waits`, but no longer than rounds are by their drafters' word; None before waits of such are measured.
+
+        Neither is trusted alone: a drafter may have measured itself on a busy machine, and waits may have been of one.
+        """
+        told, expected = self._expected(asked, running, levels)
+        if not (told and self._waits[told]):
+            return None
+        waits = self.waits(asked, running, levels)
+        return [min(each.seconds, wait) for each, wait in zip(expected, waits, strict=True)]
+
     def _expected(self, asked: int, running: int, levels: Sequence[int]) -> tuple[bool, list[_Expected]]:
         """Whether all drafters say what rounds take, and the round of the slowest for each of these levels."""
         tables = [self._tables.get(name) for name in self.proposers or self._tables]
@@ -159,10 +170,13 @@ class DraftTimeModel:
         guessed = [max(self._guess.seconds(running, each), seconds) for each, seconds in zip(levels, said, strict=True)]
         return False, [_Expected(seconds, seconds) for seconds in guessed]
 
-    def observe(self, seconds: float, *, asked: int, running: int, levels: int, behind: bool = False) -> None:
+    def observe(
+        self, seconds: float, *, asked: int, running: int, levels: int, behind: bool = False, came: bool = True
+    ) -> None:
         """Take in a wait, `behind` a pass for trees that only the device knew at the launch.
 
-        Of the latest the median counts: a graph that is captured is not the price.
+        Of the latest the median counts: a graph that is captured is not the price. Where no tree `came` of a drafter
+        that says what its rounds take, the wait was given up: rounds take no less than was known for that.
         """
         pause, self._waited_at = self._now - self._waited_at, self._now
         if behind or (self._drafts_behind and pause > _BEGINNINGS):
@@ -175,6 +189,8 @@ class DraftTimeModel:
         if uses <= _FIRST_USES and seconds > _CAPTURE * self.seconds(asked, running, levels):
             return
         told, (expected,) = self._expected(asked, running, (levels,))
+        if told and not came and seconds < self.seconds(asked, running, levels):
+            return
         waits = self._waits[told].setdefault(size, _Waits(seen_at=self._now))
         if waits.observe(expected, seconds, self._now):
             self._waits[told] = {size: waits}

@@ -37,8 +37,11 @@ class SpeculationGate:
         self._profitable_steps = 0
         """In a row."""
         self._probe_at = PROBE_EVERY
+        """The step of the next probe, counted as `unprofitable_steps`."""
         self._probes = 0
         """In vain, in a row."""
+        self._could_pay = True
+        """Whether trees may pay if only they are right; where they cannot, no probe is due."""
         self._waited = self._slowed = 0.0
         """Of the last probe, in plain steps: what it waited, and what steps before it took longer for its sake."""
         self._remembered = 0
@@ -53,27 +56,27 @@ class SpeculationGate:
     @property
     def keeps_ready(self) -> bool:
         """Whether drafters of a few requests are told all, for the sake of a probe that is near or under way."""
-        return self.unprofitable_steps >= self._probe_at - READY_BEFORE
+        return self._could_pay and self.unprofitable_steps >= self._probe_at - READY_BEFORE
 
     @property
     def rests(self) -> bool:
         """Whether drafting is paused for all requests, after the next step without trees too."""
-        return self.paused and self.unprofitable_steps + 1 < self._probe_at - READY_BEFORE
+        return self.paused and not (self._could_pay and self.unprofitable_steps + 1 >= self._probe_at - READY_BEFORE)
 
     @property
     def probe_nears(self) -> bool:
         """Whether a probe is so near that those kept ready for it are told of every step."""
-        return self.unprofitable_steps >= self._probe_at - PROBE_STEPS
+        return self._could_pay and self.unprofitable_steps >= self._probe_at - PROBE_STEPS
 
     @property
     def probing(self) -> bool:
         """Whether this step asks for small trees although none pay."""
-        return self.unprofitable_steps >= self._probe_at
+        return self._could_pay and self.unprofitable_steps >= self._probe_at
 
     @property
     def probe_begins(self) -> bool:
         """Whether it is the first such step."""
-        return self.unprofitable_steps == self._probe_at
+        return self._could_pay and self.unprofitable_steps == self._probe_at
 
     @property
     def probe_ends(self) -> bool:
@@ -91,18 +94,26 @@ class SpeculationGate:
             return False
         self._profitable_steps, ends = 0, self.probe_ends
         self.unprofitable_steps += 1
-        if ends:
-            if learned:
-                self._probe_at = self.unprofitable_steps
-            else:
-                self._probes += 1
-                steps = min(FORGET_FIRST, PROBE_EVERY << self._probes // PROBES_IN_VAIN)
-                self._probe_at += max(steps, self._steps_paid_for())
+        if ends and learned:
+            self._probe_at = self.unprofitable_steps
+        elif ends:
+            self._settle()
         self._remembered += 1
         if self._remembered < self._forget_after:
             return False
         self._remembered, self._forget_after = 0, min(2 * self._forget_after, FORGET_LAST)
         return True
+
+    def judge(self, *, could_pay: bool) -> None:
+        """Say whether trees may pay if only they are right. As long as they cannot, there is no probe.
+
+        One under way is over with that, and the next one, once they can, comes no sooner than this one is paid for.
+        """
+        if could_pay and not self._could_pay:
+            self._probe_at = max(self._probe_at, self.unprofitable_steps + READY_BEFORE)
+        elif not could_pay and self.probing:
+            self._settle()
+        self._could_pay = could_pay
 
     def know_costs(self) -> None:
         """Say that a start's rounds need not tell what trees cost: drafters do."""
@@ -140,6 +151,12 @@ class SpeculationGate:
             return
         self._probe_at = max(PROBE_EVERY, self._probe_at - self.unprofitable_steps, self._steps_paid_for())
         self.unprofitable_steps = self._remembered = 0
+
+    def _settle(self) -> None:
+        """Settle when the next probe is, as one in vain is over."""
+        self._probes += 1
+        steps = min(FORGET_FIRST, PROBE_EVERY << self._probes // PROBES_IN_VAIN)
+        self._probe_at += max(steps, self._steps_paid_for())
 
     def _steps_paid_for(self) -> int:
         """Steps in which no trees pay that what the last probe cost is the allowed share of; it counts once."""

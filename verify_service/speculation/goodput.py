@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slipstream_kernels.draft_protocol.records import RoundCost
 from slipstream_kernels.level_choice import best_levels
-from verify_service.core.acceptance import Acceptance
+from verify_service.core.acceptance import MOST_RATE, Acceptance
 from verify_service.core.request_state import RequestState
 from verify_service.core.step_time_model import FAST, Floats, StepTimeModel
 from verify_service.speculation.draft_time import DraftTimeModel
@@ -87,7 +87,11 @@ class GoodputOptimizer:
 
     def _rows_per_level(self, requests: int) -> float:
         """What these nodes count as in the step's time."""
-        nodes, experts = self.nodes_per_level(requests), self.step_time.experts
+        return self._rows(self.nodes_per_level(requests))
+
+    def _rows(self, nodes: float) -> float:
+        """What so many nodes of a level count as in the step's time."""
+        experts = self.step_time.experts
         return nodes if experts is None else experts.of_level(nodes)
 
     def learn_costs(self, proposer: str, costs: Sequence[RoundCost]) -> None:
@@ -143,7 +147,8 @@ class GoodputOptimizer:
         running = max(running, asked)
         self._presence += FAST * asked / running * (arrived / asked - self._presence)
         if not catching_up:
-            self.draft_time.observe(seconds, asked=asked, running=running, levels=levels, behind=behind)
+            came = arrived > 0
+            self.draft_time.observe(seconds, asked=asked, running=running, levels=levels, behind=behind, came=came)
         self.gate.charge(seconds / self.step_time.seconds(running), late=of_probe)
 
     def choose_depths(
@@ -166,6 +171,9 @@ class GoodputOptimizer:
         self.is_profitable = (
             any(self._choose(whole, (*candidates, *others), requests, nodes)) if others else any(granted)
         )
+        asking = len(candidates) + len(others)
+        if asking and not self.is_profitable and not self.gate.unprofitable_steps % REST_AFTER:
+            self.gate.judge(could_pay=self._could_pay(asking, max(requests, 1), nodes))
         if self.gate.step(profitable=self.is_profitable, learned=self.gate.probe_ends and self._has_learned()):
             self._forget()
         if self.is_profitable:
@@ -202,6 +210,20 @@ class GoodputOptimizer:
         if self._chosen:
             self._chosen = False
             self._choose(own, own.candidates, own.requests, own.nodes)
+
+    def _could_pay(self, asking: int, requests: int, nodes: int) -> bool:
+        """Whether trees may pay if they are right as often as any can be.
+
+        True unless rounds take too long for that by their drafters' word and as measured.
+        """
+        waits = self.draft_time.least_waits(asking, requests, range(1, MAX_LEVELS + 1))
+        if waits is None:
+            return True
+        levels = np.repeat(np.arange(1, MAX_LEVELS + 1), asking)
+        passes = self.step_time.predict(requests, nodes + self._rows(1.0) * np.arange(1.0, len(levels) + 1))
+        least = _START_GAIN * requests / self.step_time.seconds(requests, nodes)
+        chances: Floats = np.float64(MOST_RATE) ** levels
+        return best_levels(chances, levels, passes, np.array(waits), float(requests), least)[0] > 0
 
     def _has_learned(self) -> bool:
         """Whether a proposer is right more or less often than before the probe, so that one more is to tell by what."""

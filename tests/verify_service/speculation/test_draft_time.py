@@ -136,6 +136,20 @@ def test_what_steps_wait_outweighs_what_a_drafter_says(lie: float) -> None:
     assert seconds(model, 16) == pytest.approx(2e-3)
 
 
+def test_a_wait_that_was_given_up_says_nothing_of_how_quick_rounds_are() -> None:
+    model = told()
+    for waited, least in ((1e-4, 1e-3), (3e-3, 3e-3)):
+        model.observe(waited, asked=1, running=1, levels=2, came=False)
+        assert seconds(model, 1) == pytest.approx(least)
+
+
+def test_the_least_of_word_and_waits_is_known_once_both_are_there() -> None:
+    assert told().least_waits(1, 1, (2,)) is None
+    assert model_of((1, 1e-3)).least_waits(1, 1, (2,)) is None
+    assert told((1, 5e-3)).least_waits(1, 1, (2,)) == pytest.approx([1e-3])
+    assert told((1, 4e-4)).least_waits(1, 1, (2,)) == pytest.approx([4e-4])
+
+
 def test_a_drafter_that_says_otherwise_is_another() -> None:
     model = told(*[(16, 9e-3)] * 5)
     model.learn_costs("head", SAID)

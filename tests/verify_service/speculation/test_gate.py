@@ -142,3 +142,25 @@ def test_what_a_probes_last_step_waited_is_counted_though_it_is_told_as_the_prob
         begun += [step] if gate.probe_begins else []
     asked = 2
     assert [after - before for before, after in pairwise(begun)] == [int(3.0 * asked / PROBE_COST)] * 4
+
+
+def test_no_probe_is_due_as_long_as_trees_could_not_pay_and_one_soon_after_they_could() -> None:
+    gate = opened()
+    gate.judge(could_pay=False)
+    assert not probes(gate, 3 * PROBE_EVERY)
+    assert gate.rests
+    gate.judge(could_pay=True)
+    assert probes(gate, PROBE_EVERY) == [READY_BEFORE]
+
+
+def test_a_probe_that_finds_that_trees_could_not_pay_is_over_and_still_paid_for() -> None:
+    gate = opened()
+    for _ in range(PROBE_EVERY):
+        gate.step(profitable=False)
+    gate.charge(20.0)
+    gate.judge(could_pay=False)
+    assert not (gate.probing or gate.keeps_ready)
+    for _ in range(PROBE_EVERY):
+        gate.step(profitable=False)
+    gate.judge(could_pay=True)
+    assert probes(gate, int(20.0 / PROBE_COST))[:1] == [int(20.0 / PROBE_COST) - PROBE_EVERY]
