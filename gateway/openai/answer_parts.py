@@ -6,6 +6,7 @@ Clients join deltas by appending strings, so a call's id, type and name come onc
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import string
 import uuid
@@ -17,6 +18,12 @@ from gateway.output_parsers.parts import AnswerPart, CallArguments, CallBegin, C
 from gateway.output_parsers.registry import AnswerForm
 
 _ALPHABET: Final = string.ascii_letters + string.digits
+_BEGUN_INPUT: Final = re.compile(
+    r'\s*\{\s*"input"\s*:\s*("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+)(?:\\(?:u[0-9a-fA-F]{0,3})?|"\s*)?\Z'
+)
+"""The arguments of a custom tool up to somewhere within the string; its last letter may be written in part."""
+_HALVES: Final = "".join(map(chr, range(0xD800, 0xDC00)))
+"""First halves of letters that JSON writes as two codes."""
 _MISTRAL_ID_LENGTH: Final = 9
 """Templates of Mistral's models refuse ids of any other."""
 
@@ -117,11 +124,14 @@ def _whole_call(name: str, arguments: str, form: AnswerForm) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> str:
-    """The input of a custom tool; what the model wrote where it has given none."""
+    """The input of a custom tool, its beginning where it was cut off; what the model wrote where it has given none."""
     try:
         given = json.loads(arguments)
     except (ValueError, RecursionError):
-        return arguments
+        begun = _BEGUN_INPUT.match(arguments)
+        if begun is None:
+            return arguments
+        given = {"input": json.loads(f'{begun[1]}"', strict=False).rstrip(_HALVES)}
     text = given.get("input") if isinstance(given, dict) else None
     return well_formed(text) if isinstance(text, str) else arguments
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from gateway.openai.fields import Body, Ignored
@@ -19,12 +19,22 @@ MOST_LETTERS: Final = 1 << 15
 JsonSchema = Annotated[dict[str, Any], Field(description="A JSON Schema.")]
 
 
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise PydanticCustomError("parameters", 'must be a JSON Schema of an object, its type is not "object"')
+    return schema
+
+
+Parameters = Annotated[JsonSchema, AfterValidator(_of_an_object)]
+
+
 class FunctionDefinition(Body):
     """A function that the model may call."""
 
     name: ToolName
     description: str | None = None
-    parameters: JsonSchema | None = None
+    parameters: Parameters | None = Field(None, description="Default: the function takes none.")
     strict: bool | None = Field(None, description="Hold calls to the parameters' schema, also where none is forced.")
 
 
@@ -151,6 +161,13 @@ def schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
     elif grammar is not None:
         text["description"] = f"A text of this grammar in Lark:\n{grammar.definition}"
     return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+
+
+def held_schema_of(tool: FunctionTool | CustomTool) -> dict[str, Any]:
+    """The schema that calls are held to: of a function that says nothing of parameters, that there are none."""
+    if isinstance(tool, FunctionTool) and tool.function.parameters is None:
+        return schema_of(tool) | {"additionalProperties": False}
+    return schema_of(tool)
 
 
 def grammar_of(tool: FunctionTool | CustomTool) -> GrammarDefinition | None:

@@ -12,7 +12,7 @@ from gateway.core.limits import shortened
 from gateway.openai.fields import UNSUPPORTED_KIND, Body
 from gateway.openai.logit_bias import check_repeated_keys
 from gateway.openai.schema import GenerationBody
-from gateway.text.json_values import KEYS_OF_AN_OBJECT, MalformedBodyError, Values, bounded, check_keys
+from gateway.text.json_values import KEYS_OF_AN_OBJECT, TOO_DEEP, MalformedBodyError, Values, bounded, check_keys
 from slipstream.rpc.errors import InvalidArgumentError
 
 B = TypeVar("B", bound=Body)
@@ -51,7 +51,11 @@ def _decoded(json: bytes | bytearray) -> Any:
     try:
         return from_json(json)
     except ValueError as error:
-        raise MalformedBodyError(f"the body is not valid JSON: {error}") from None
+        raise _malformed(str(error)) from None
+
+
+def _malformed(reason: str) -> MalformedBodyError:
+    return MalformedBodyError(TOO_DEEP if "recursion limit" in reason else f"the body is not valid JSON: {reason}")
 
 
 _CROSS_CHECKED: Final = frozenset(
@@ -77,7 +81,7 @@ def from_validation(error: ValidationError, body: bytes | bytearray) -> InvalidA
     """
     details = error.errors(include_url=False, include_input=False)
     if details[0]["type"] == "json_invalid":
-        return MalformedBodyError(f"the body is not valid JSON: {details[0].get('ctx', {}).get('error', '')}")
+        return _malformed(str(details[0].get("ctx", {}).get("error", "")))
     data = from_json(body)
     located = [(_path(detail["loc"], data), detail) for detail in details]
     path, detail = max(located, key=lambda entry: (len(entry[0]), not entry[1]["type"].endswith("_type")))
@@ -97,7 +101,10 @@ def from_validation(error: ValidationError, body: bytes | bytearray) -> InvalidA
 
 
 def _path(location: Sequence[int | str], data: Any) -> list[int | str]:
-    """The steps of a validator's location that lead through `data`, without the names of union members."""
+    """The steps of a validator's location that lead through `data`, without the names of union members.
+
+    A step that is not in the data is one of a field that is missing, if it is the last, and no such name.
+    """
     path: list[int | str] = []
     tagged: Any = None  # the object whose member of a union has been named already, by its type
     for index, step in enumerate(location):
@@ -110,6 +117,6 @@ def _path(location: Sequence[int | str], data: Any) -> list[int | str]:
         if inside:
             data = data[step]
             path.append(step)
-        elif isinstance(data, dict) and index == len(location) - 1:
+        elif isinstance(data, dict) and index == len(location) - 1 and not str(step).startswith("literal["):
             path.append(step)
     return path

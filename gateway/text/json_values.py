@@ -28,8 +28,9 @@ _LONG: Final = 1024
 """Token ids from which on a list is decoded apart."""
 _PIECE: Final = 1 << 16
 _NESTED: Final = (dict, list)
-_DEPTH: Final = 200
+_DEPTH: Final = 201
 """Of lists and objects in one another, beyond which the decoder gives up."""
+TOO_DEEP: Final = f"the body has more than {_DEPTH} lists and objects within one another"
 
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)'
 _LONG_LIST: Final = rb"\[[0-9, \t\r\n]{%d,}+\]" % (2 * _LONG - 1)
@@ -173,7 +174,7 @@ def _stand_in(index: int) -> bytes:
 def _too_many(body: bytes | bytearray, place: int, max_lists: int, max_values: int) -> InvalidArgumentError:
     field, depth = _where(body, place)
     if depth > _DEPTH:
-        return MalformedBodyError("the body is not valid JSON: recursion limit exceeded")
+        return MalformedBodyError(TOO_DEEP)
     return InvalidArgumentError(
         f"{field or 'the body'} makes too many values: a body of {len(body)} bytes may have at most {max_lists} lists "
         f"and objects and {max_values} other values, beside lists of token ids from 0 to {2**32 - 1}",

@@ -13,10 +13,10 @@ from gateway.openai.tools import (
     FunctionTool,
     ToolPolicy,
     grammar_of,
+    held_schema_of,
     is_strict,
     is_string,
     name_of,
-    schema_of,
 )
 from gateway.output_parsers.registry import FORCED, Names, Tags
 from gateway.text.body import UnsupportedFieldError
@@ -144,7 +144,7 @@ def _input(index: int, tool: FunctionTool | CustomTool, values: Values, *, force
     if not (forced or is_strict(tool)):
         return ToolInput(ANY_OBJECT)
     return ToolInput(
-        json.dumps(values.whole(schema_of(tool)), ensure_ascii=False),
+        json.dumps(values.whole(held_schema_of(tool)), ensure_ascii=False),
         text_in_json(tool, f"c{index}x", _input_field(index, tool)),
     )
 

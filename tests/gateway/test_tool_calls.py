@@ -143,6 +143,13 @@ FUNCTION = WEATHER["function"]
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
         ({"tools": [{"type": "web"}]}, "tools[0]", "'function'"),
         ({"tools": [{"type": "function", "function": FUNCTION | {"wings": 2}}]}, "tools[0].function.wings", "unknown"),
+        (
+            {"tools": [{"type": "function", "function": FUNCTION | {"parameters": {"type": "string"}}}]},
+            "tools[0].function.parameters",
+            "of an object",
+        ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "get_weather"}},
+         "tool_choice.function", "missing"),
         ({"functions": [FUNCTION]}, "functions", "use tools"),
         ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "medium"),

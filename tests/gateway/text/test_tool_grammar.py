@@ -111,6 +111,18 @@ def test_a_named_tool_is_called_once(prepared: Any, accepts: Accepts) -> None:
     assert not accepts(grammar, CALL)
 
 
+def test_a_function_without_parameters_is_called_with_none(prepared: Any, accepts: Accepts) -> None:
+    tools = [{"type": "function", "function": {"name": "ping"}}]
+    grammar, _ = parts(prepared(tools=tools, tool_choice="required"))
+    assert accepts(grammar, hermes("ping", "{}"))
+    assert not accepts(grammar, hermes("ping", '{"name": "ping"}'))
+    open_to_any = [{"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}]
+    grammar, _ = parts(prepared(tools=open_to_any, tool_choice="required"))
+    assert accepts(grammar, hermes("ping", '{"name": "ping"}'))
+    xml, _ = parts(prepared(XML_TEMPLATE, tools=tools, tool_choice="required"))
+    assert accepts(xml, "<tool_call>\n<function=ping>\n</function>\n</tool_call>")
+
+
 def test_strict_tools_are_held_to_their_schemas_within_free_text(prepared: Any, accepts: Accepts) -> None:
     grammar, form = parts(prepared(tools=STRICT))
     text = f"I ask.\n{CALL}\nAnd then?"
