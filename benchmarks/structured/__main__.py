@@ -5,8 +5,8 @@ r"""Compares structured answers and calls bit for bit across proposers, laws of 
 
 The reference is plain constrained decoding: no speculation, one request at a time. Each answer is compared in ids,
 text, calls and finish reason, and each one that came to its end is validated with jsonschema. Everything goes through
-real services over HTTP. The verify service is killed under streams of the first part, again and again, and their bytes
-are compared.
+real services over HTTP. The verify service without drafters is killed under streams of the first part, again and again,
+and their bytes are compared, while those with drafters do their cells.
 
 Prompts are done in parts, each under all cells, so that a grammar is compiled few times; a part that is done is kept in
 benchmarks/out and not done again for the same model and options; --fresh forgets it. Behind a run of the first N
@@ -48,6 +48,7 @@ from benchmarks.structured.matrix import (
     speculation,
     started,
 )
+from launcher.services.process import Spawner
 from launcher.supervision.cluster import Cluster
 
 PART = 50
@@ -65,7 +66,8 @@ Reference = dict[tuple[str, str], Answer]
 class Run:
     """One run over one model. `parts` are the cells of each part that is done."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, spawner: Spawner | None = None) -> None:
+        self._spawner = spawner
         self.model: Path = options.model.resolve()
         self.tokens: int = options.tokens
         self.seed: int = options.seed
@@ -79,20 +81,26 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.parts = [self.cases[first : first + PART] for first in range(0, len(self.cases), PART)]
 
-    async def part(self, number: int) -> dict[str, Any]:
-        """What comparing one part yields: counts by cell, and the answers of the reference."""
+    async def part(self, number: int, kills: int = 0) -> tuple[dict[str, Any], Kills]:
+        """What comparing one part yields: counts by cell, and the answers of the reference; and so many kills.
+
+        The services without a drafter are killed while those with drafters do their cells.
+        """
         part, cells = self.parts[number], {}
-        with started(self.model) as cluster:
-            reference = await self._reference(cluster, part)
+        with started(self.model, spawner=self._spawner) as plain:
+            reference = await self._reference(plain, part)
             for cell in product((NONE, GRAMMAR), TEMPERATURES, CONCURRENCIES):
-                cells[cell] = await self._cell(cluster, part, reference, *cell)
-        with started(self.model, self._oracle(part, reference)) as cluster:
-            for cell in product(DRAFTED, TEMPERATURES, CONCURRENCIES):
-                cells[cell] = await self._cell(cluster, part, reference, *cell)
-        return {
-            "cells": [[*cell, asdict(count)] for cell, count in cells.items()],
+                cells[cell] = await self._cell(plain, part, reference, *cell)
+            with started(self.model, self._oracle(part, reference), self._spawner) as drafted:
+                async with asyncio.TaskGroup() as group:
+                    killed = group.create_task(self._killed(plain, part, reference, kills))
+                    for cell in product(DRAFTED, TEMPERATURES, CONCURRENCIES):
+                        cells[cell] = await self._cell(drafted, part, reference, *cell)
+        content = {
+            "cells": [[*cell, asdict(each)] for cell, each in cells.items()],
             "reference": [[*key, asdict(answer)] for key, answer in reference.items()],
         }
+        return content, killed.result()
 
     async def _reference(self, cluster: Cluster, part: Sequence[Case]) -> Reference:
         reference: Reference = {}
@@ -122,43 +130,48 @@ class Run:
         write_continuations(path, known)
         return path
 
-    async def kills(self, reference: Reference, number: int) -> Kills:
+    async def kills(self, number: int, reference: Reference, kills: int) -> Kills:
+        """The kills of a part whose cells were done before."""
+        with started(self.model, spawner=self._spawner) as cluster:
+            return await self._killed(cluster, self.parts[number], reference, kills)
+
+    async def _killed(self, cluster: Cluster, part: Sequence[Case], reference: Reference, kills: int) -> Kills:
         """Kill the verify service so many times, each time under other streams."""
         asked = [
             (case, case.asked(law, self.tokens) | speculation(GRAMMAR), answer)
-            for case, law in product(self.parts[0], TEMPERATURES)
+            for case, law in product(part, TEMPERATURES)
             if len((answer := reference[case.name, law]).token_ids) >= LONG_ENOUGH
         ]
-        with started(self.model) as cluster:
-            return await kill_in_the_middle(cluster, asked, number, self.seed)
+        return await kill_in_the_middle(cluster, asked, kills, self.seed)
 
 
-async def _measure(options: argparse.Namespace, added: dict[str, Any] | None) -> int:
-    start, run = time.perf_counter(), Run(options)
+async def _measure(options: argparse.Namespace, added: dict[str, Any] | None, spawner: Spawner | None) -> int:
+    start, run = time.perf_counter(), Run(options, spawner)
     counts: dict[Key, list[Count]] = {}
-    reference: Reference = {}
     kills = Kills()
     if added is not None:
         kills = Kills(**added["kills"])
         counts = {cell: [Count(**added["cells"][_name(*cell)])] for cell in CELLS}
     last = min(len(run.parts), options.parts or len(run.parts))
     for number in range(options.after, last):
-        path = run.folder / f"part-{number}.json"
+        path, kills_path = run.folder / f"part-{number}.json", run.folder / f"kills-{options.kills}.json"
+        wanted = options.kills if number == 0 else 0
+        due = wanted if options.fresh or not kills_path.exists() else 0
         if options.fresh or not path.exists():
-            write_json(path, await run.part(number))
+            content, killed = await run.part(number, due)
+            write_json(path, content)
             print(
                 f"part {number + 1} of {len(run.parts)} is done after {time.perf_counter() - start:.0f} s", flush=True
             )
-        content = json.loads(path.read_text("utf-8"))
+        else:
+            content = json.loads(path.read_text("utf-8"))
+            killed = await run.kills(number, _read_reference(content), due) if due else Kills()
+        if due:
+            write_json(kills_path, asdict(killed))
+        if wanted:
+            kills = Kills(**json.loads(kills_path.read_text("utf-8")))
         for proposer, law, concurrency, count in content["cells"]:
             counts.setdefault((proposer, law, concurrency), []).append(Count(**count))
-        for name, law, answer in content["reference"]:
-            reference[name, law] = _read_answer(answer)
-        path = run.folder / f"kills-{options.kills}.json"
-        if number == 0 and options.kills:
-            if options.fresh or not path.exists():
-                write_json(path, asdict(await run.kills(reference, options.kills)))
-            kills = Kills(**json.loads(path.read_text("utf-8")))
     totals = {cell: Count.total(counts[cell]) for cell in CELLS}
     rows = [row(*cell, count) for cell, count in totals.items()]
     failures = _failures(totals, kills, options.kills if added is not None or not options.after else 0)
@@ -210,6 +223,11 @@ def _added(options: argparse.Namespace) -> dict[str, Any] | None:
     return content
 
 
+def _read_reference(content: dict[str, Any]) -> Reference:
+    """The answers of a part that was kept."""
+    return {(name, law): _read_answer(answer) for name, law, answer in content["reference"]}
+
+
 def _read_answer(fields: dict[str, Any]) -> Answer:
     lists = {key: tuple(fields[key]) for key in ("token_ids", "prompt_ids")}
     return Answer(**{**fields, **lists, "calls": tuple((name, arguments) for name, arguments in fields["calls"])})
@@ -235,8 +253,8 @@ def _failures(totals: dict[Key, Count], kills: Kills, wanted: int) -> list[str]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and return the exit status: 0 where every answer is exact and fits."""
+def main(arguments: Sequence[str] | None = None, spawner: Spawner | None = None) -> int:
+    """Run and return the exit status: 0 where every answer is exact and fits. `spawner` starts the services."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.structured", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="target model")
     parser.add_argument("--schemas", type=int, default=250, help="answers that have to fit a schema (250)")
@@ -254,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         added = _added(options)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    return asyncio.run(_measure(options, added))
+    return asyncio.run(_measure(options, added, spawner))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ Waits: what a crowd of requests that are all held to a grammar makes a step wait
 verify service counts it, as a share of the time of its steps; at T = 0, where tokens are checked first, and with top-p,
 where each row is masked.
 
-First use: new schemas, each of which takes some 30 ms to compile three times, under free streams: the time to the first
-token of their requests, first and again, and the gaps between tokens of the streams beside them and without.
+First use: new schemas under free streams, one after another: usual ones, which take 0.1 s to compile, dear ones of four
+times the size, and hostile ones, which are refused when the time is over that a grammar may take. Told are the times to
+the first token of their requests, first and again, and the longest gaps between tokens of the streams: while a request
+of a new schema waited, and for as long a time before it, so that whatever else is at work on the machine is in both.
 
 Exit status 1 where calls held to a grammar that drafts are not 1.15 times as fast as free plain decoding at any
-concurrency, or steps of the crowd wait for masks more than 2 % of their time, or a gap is longer by more than one step.
+concurrency, or steps of the crowd wait for masks more than 2 % of their time, or gaps are longer by more than one step
+in the median of a kind of schemas. --parts chooses what is measured.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_HEAD, DEMO_MODEL
 from benchmarks.structured.answers import ask_all
 from benchmarks.structured.cases import MODEL, Case, cases
-from benchmarks.structured.first_use import LONGER, first_use
+from benchmarks.structured.first_use import KINDS, LONGER, first_use
 from benchmarks.structured.matrix import TEMPLATE
 from benchmarks.structured.rates import (
     FREE,
@@ -53,6 +56,8 @@ from launcher.supervision.cluster import Cluster
 WANTED_RATIO: Final = 1.15
 WANTED_SHARE: Final = 0.02
 WANTED_GAPS: Final = 1.0
+RATES, WAITS, FIRST_USE = "rates", "waits", "first-use"
+PARTS: Final = (RATES, WAITS, FIRST_USE)
 NAMES: Final = (FREE, HELD, HELD_DRAFTED, FREE_DRAFTED, HELD_BOTH)
 _SAMPLE: Final = re.compile(
     r'^slipstream_(?:grammar_seconds_total\{part="(\w+)"\}|step_seconds_sum) (\S+)$', re.MULTILINE
@@ -108,42 +113,57 @@ async def _measure(options: argparse.Namespace) -> int:
     content: dict[str, Any] = {"machine": gpu_machine(options.device), "settings": _settings(options)}
     with ExitStack() as stack:
         plain = stack.enter_context(started(options, plain_port, drafter=False))
-        drafter = stack.enter_context(started(options, drafter_port, drafter=True))
         ways = [
             Way(FREE, plain.http_url, held=False, drafted=False),
             Way(HELD, plain.http_url, held=True, drafted=False),
             Way(HELD_DRAFTED, plain.http_url, held=True, drafted=True),
-            Way(FREE_DRAFTED, drafter.http_url, held=False, drafted=True),
-            Way(HELD_BOTH, drafter.http_url, held=True, drafted=True),
         ]
-        content["rates"] = {}
-        for concurrency in options.concurrency:
-            asked = tool_like(max(options.requests, 2 * concurrency), options.seed)
-            bodies = [case.asked("0", options.tokens) for case in asked]
-            answers = await ask_all(plain.http_url, bodies, 8)
-            pairs = [(body, answer.prompt_ids) for body, answer in zip(bodies, answers, strict=True)]
-            rates = await measured(ways, pairs, concurrency, options.rounds)
-            content["rates"][str(concurrency)] = _document(rates)
+        if options.drafter and {RATES, WAITS} & set(options.parts):
+            drafter = stack.enter_context(started(options, drafter_port, drafter=True))
+            ways += [
+                Way(FREE_DRAFTED, drafter.http_url, held=False, drafted=True),
+                Way(HELD_BOTH, drafter.http_url, held=True, drafted=True),
+            ]
+        ports = {plain.http_url: plain_port}
+        for part in options.parts:
+            if part == RATES:
+                content[part] = {}
+                for concurrency in options.concurrency:
+                    content[part][str(concurrency)] = _document(await _rates(ways, concurrency, options))
+                    _tell(options, content)
+            elif part == WAITS:
+                crowd = tool_like(2 * options.crowd, options.seed + 1)
+                content[part] = [
+                    {"way": way.name} | await waits(way, ports.get(way.url, drafter_port), crowd, law, options)
+                    for way in ways
+                    if way.held
+                    for law in ("0", "1, top-p 0.9")
+                ]
+            else:
+                found = await first_use(
+                    plain.http_url, options.streams, options.new_schemas, options.entries, options.seed
+                )
+                content[part] = {kind: found[kind].document() for kind in KINDS}
             _tell(options, content)
-        crowd = tool_like(2 * options.crowd, options.seed + 1)
-        content["waits"] = [
-            {"way": way.name} | await waits(way, port, crowd, law, options)
-            for way, port in ((ways[1], plain_port), (ways[2], plain_port), (ways[4], drafter_port))
-            for law in ("0", "1, top-p 0.9")
-        ]
-        _tell(options, content)
-        found = await first_use(plain.http_url, options.streams, options.new_schemas, options.entries, options.seed)
-        content["first use"] = {"streams": options.streams, "schemas": options.new_schemas} | found.document()
-    content["failures"] = failures(content)
+        content["failures"] = failures(content)
     _tell(options, content)
     return 1 if content["failures"] else 0
+
+
+async def _rates(ways: Sequence[Way], concurrency: int, options: argparse.Namespace) -> Rates:
+    """Tokens a second of all ways, at one concurrency."""
+    asked = tool_like(max(options.requests, 2 * concurrency), options.seed)
+    bodies = [case.asked("0", options.tokens) for case in asked]
+    answers = await ask_all(ways[0].url, bodies, 8)
+    pairs = [(body, answer.prompt_ids) for body, answer in zip(bodies, answers, strict=True)]
+    return await measured(ways, pairs, concurrency, options.rounds)
 
 
 def _document(rates: Rates) -> dict[str, Any]:
     return {
         "tokens a round": rates.tokens,
-        "tokens a second": {name: round(rates.median(name), 1) for name in NAMES},
-        "times free plain decoding": {name: round(rates.ratio(name, FREE), 3) for name in NAMES},
+        "tokens a second": {name: round(rates.median(name), 1) for name in rates.rounds},
+        "times free plain decoding": {name: round(rates.ratio(name, FREE), 3) for name in rates.rounds},
         "rounds": {name: [round(rate, 1) for rate in each] for name, each in rates.rounds.items()},
     }
 
@@ -157,17 +177,20 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 def failures(content: dict[str, Any]) -> list[str]:
     """What was wanted and is not so, in words."""
     found = []
-    ratios = {at: each["times free plain decoding"][HELD_DRAFTED] for at, each in content["rates"].items()}
+    rates = content.get(RATES, {})
+    ratios = {at: each["times free plain decoding"][HELD_DRAFTED] for at, each in rates.items()}
     if slow := {at: ratio for at, ratio in ratios.items() if ratio < WANTED_RATIO}:
         found.append(f"{HELD_DRAFTED}: {slow} times free plain decoding by concurrency, {WANTED_RATIO} are wanted")
     found += [
         f"{each['way']}, T={each['T']}: steps wait for masks {each['shares']['masks']:.1%} of their time"
-        for each in content["waits"]
+        for each in content.get(WAITS, ())
         if each["shares"]["masks"] > WANTED_SHARE
     ]
-    longer = content["first use"][LONGER]
-    if longer > WANTED_GAPS:
-        found.append(f"a new schema delays others by {longer} mean gaps")
+    found += [
+        f"a new schema, {kind}, delays others by {each[LONGER]} mean gaps"
+        for kind, each in content.get(FIRST_USE, {}).items()
+        if each[LONGER] > WANTED_GAPS
+    ]
     return found
 
 
@@ -177,23 +200,22 @@ def _tell(options: argparse.Namespace, content: dict[str, Any]) -> None:
         write_json(options.output, content)
     if "failures" not in content:
         return
-    rows = [
-        (at, *(each["tokens a second"][name] for name in NAMES), each["times free plain decoding"][HELD_DRAFTED])
-        for at, each in content["rates"].items()
-    ]
-    print(markdown_table(("at once", *NAMES, f"{HELD_DRAFTED} / {FREE}"), rows))
-    parts = ("drafts", "checks", "masks")
-    print("\nshares of steps' time that wait for grammars:")
-    print(
-        markdown_table(
-            ("way", "T", "at once", *parts),
-            [
-                (each["way"], each["T"], each["at once"], *(f"{each['shares'][part]:.2%}" for part in parts))
-                for each in content["waits"]
-            ],
-        )
-    )
-    print("\nfirst use, ms:", content["first use"])
+    if rates := content.get(RATES):
+        names = [name for name in NAMES if name in next(iter(rates.values()))["tokens a second"]]
+        rows = [
+            (at, *(each["tokens a second"][name] for name in names), each["times free plain decoding"][HELD_DRAFTED])
+            for at, each in rates.items()
+        ]
+        print(markdown_table(("at once", *names, f"{HELD_DRAFTED} / {FREE}"), rows))
+    if found := content.get(WAITS):
+        parts = ("drafts", "checks", "masks")
+        print("\nshares of steps' time that wait for grammars:")
+        lines = [(each["way"], each["T"], each["at once"], *(f"{each['shares'][part]:.2%}" for part in parts))
+                 for each in found]  # fmt: skip
+        print(markdown_table(("way", "T", "at once", *parts), lines))
+    for kind, each in content.get(FIRST_USE, {}).items():
+        print(f"\nfirst use of {kind} schemas, ms:")
+        print("\n".join(f"- {name}: {value}" for name, value in each.items()))
     print("\n".join(content["failures"]) or "all is as wanted")
 
 
@@ -207,18 +229,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="target model (the demo model)")
     parser.add_argument("--head", type=Path, default=DEMO_HEAD, help="its EAGLE-3 head (the demo model's)")
     parser.add_argument("--device", default="cpu", help="where both run (cpu)")
+    parser.add_argument("--parts", type=_parts, default=PARTS, metavar="NAME,...", help=f"of {', '.join(PARTS)} (all)")
+    parser.add_argument(
+        "--drafter", action=argparse.BooleanOptionalAction, default=True, help="a second server, with the head (yes)"
+    )
     parser.add_argument("--concurrency", type=_numbers, default=(1, 8), metavar="N,...", help="closed loops (1,8)")
     parser.add_argument("--requests", type=int, default=32, help="of a round, at least two a client (32)")
     parser.add_argument("--tokens", type=int, default=96, help="the longest answer, in tokens (96)")
     parser.add_argument("--rounds", type=int, default=5, help="that are counted (5)")
     parser.add_argument("--crowd", type=int, default=64, help="requests at once whose waits are counted (64)")
     parser.add_argument("--streams", type=int, default=8, help="free streams beside new schemas (8)")
-    parser.add_argument("--new-schemas", type=int, default=20, help="how many (20)")
-    parser.add_argument("--entries", type=int, default=1000, help="of each one's enumeration (1000)")
+    parser.add_argument("--new-schemas", type=int, default=20, help="of each kind (20)")
+    parser.add_argument("--entries", type=int, default=1000, help="of the enumeration of a usual one (1000)")
     parser.add_argument("--pages", type=int, default=4096, help="KV pages of each server (4096)")
     parser.add_argument("--seed", type=int, default=21, help="of schemas and prompts (21)")
     parser.add_argument("--output", type=Path, help="write the results as JSON, after each part")
     return asyncio.run(_measure(parser.parse_args(arguments)))
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    if unknown := set(parts) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be of {', '.join(PARTS)}")
+    return parts
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -20,10 +20,14 @@ from benchmarks.structured.answers import REQUEST_SECONDS
 from benchmarks.structured.cases import MODEL
 from benchmarks.structured.schemas import Schema, record, several, text
 
-LONGER: Final = "longest gap beside a new schema less the longest without, in mean gaps"
-"""A mean gap is a step's time: tokens of several steps may arrive together."""
+LONGER: Final = "longest gap beside a new schema less that of as long a time before it, in mean gaps"
+"""A mean gap is a step's time: tokens of several steps may arrive together. The median over all schemas of a kind."""
+USUAL, DEAR, HOSTILE = "usual", "dear", "hostile"
+KINDS: Final = (USUAL, DEAR, HOSTILE)
+_DEAR: Final = 4
+"""Times as many entries as a usual one."""
 SETTLE_SECONDS: Final = 0.25
-"""Between requests that bring a schema, so that streams run undisturbed before each."""
+"""At least, between requests that bring a schema, so that streams run undisturbed before each."""
 
 
 def large_schema(pick: Random, entries: int) -> Schema:
@@ -39,26 +43,47 @@ def large_schema(pick: Random, entries: int) -> Schema:
     )
 
 
+def hostile_schema(pick: Random) -> Schema:
+    """A schema that takes minutes to compile, never the same twice, and is refused once its time is over."""
+    letter = f"{pick.randrange(16**6):06x}"
+    return {"allOf": [{"type": "string", "pattern": f"{letter}.{{{count}}}b"} for count in range(1, 60)]}
+
+
 @dataclass(slots=True)
 class FirstUse:
-    """Seconds. first, again: from a request to its first token, with a new schema and with the same one a second time.
+    """Seconds. first, again: from a request to its first token or refusal, with a new schema and with it once more.
 
-    quiet, beside: gaps between tokens of the streams, of requests without a new schema under way and with one.
+    pairs: of each new schema the longest gap between tokens of a stream while its request waited, and of as long a
+    time before. gaps: all of them.
     """
 
     first: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
-    quiet: list[float] = field(default_factory=list)
-    beside: list[float] = field(default_factory=list)
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    refused: int = 0
+
+    def add_gaps(self, streams: Sequence[Sequence[float]], windows: Sequence[tuple[float, float]]) -> None:
+        """Take in when tokens of streams arrived, and the windows of time in which requests of new schemas waited."""
+        gaps = [pair for stamps in streams for pair in pairwise(stamps)]
+        self.gaps += [after - before for before, after in gaps]
+        for begin, end in windows:
+            beside = [after - before for before, after in gaps if before < end and after > begin]
+            undisturbed = [after - before for before, after in gaps if 2 * begin - end < after <= begin]
+            self.pairs.append((max(beside, default=0.0), max(undisturbed, default=0.0)))
 
     def document(self) -> dict[str, Any]:
         """Milliseconds."""
-        gaps = {"quiet": _spread(self.quiet), "beside a new schema": _spread(self.beside)}
+        mean = statistics.fmean(self.gaps)
         return {
-            "first token, new schema": _spread(self.first),
-            "first token, known schema": _spread(self.again),
-            "gaps between tokens of others": gaps,
-            LONGER: round((max(self.beside) - max(self.quiet)) / statistics.fmean(self.quiet), 2),
+            "schemas": len(self.first),
+            "refused": self.refused,
+            "first token or refusal, new schema": _spread(self.first),
+            "the same, known schema": _spread(self.again),
+            "gaps between tokens of others": {"mean": round(1000 * mean, 3)} | _spread(self.gaps),
+            "longest gap beside a new schema": _spread([beside for beside, _ in self.pairs]),
+            "longest gap of as long a time before it": _spread([before for _, before in self.pairs]),
+            LONGER: round(statistics.median((beside - before) / mean for beside, before in self.pairs), 2),
         }
 
 
@@ -67,37 +92,45 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(1000 * (percentile(seconds, part) or 0.0), 3) for name, part in parts.items()}
 
 
-async def first_use(url: str, streams: int, count: int, entries: int, seed: int) -> FirstUse:
-    """Bring so many new schemas, one after another, under free streams that never end."""
-    found, pick = FirstUse(), Random(seed)
-    arrivals: list[list[float]] = [[] for _ in range(streams)]
-    loud: list[tuple[float, float]] = []
-    limits = httpx.Limits(max_connections=None)
-    async with (
-        httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client,
-        _running(client, arrivals),
-    ):
-        for number in range(count):
-            schema = large_schema(pick, entries)
-            for times in (found.first, found.again):
-                await asyncio.sleep(SETTLE_SECONDS)
-                began = time.perf_counter()
-                times.append(await _first_token(client, schema, seed + number))
-                if times is found.first:
-                    loud.append((began, time.perf_counter()))
-    for stamps in arrivals:
-        for before, after in pairwise(stamps):
-            beside = any(before < end and after > begin for begin, end in loud)
-            (found.beside if beside else found.quiet).append(after - before)
+async def first_use(url: str, streams: int, count: int, entries: int, seed: int) -> dict[str, FirstUse]:
+    """Bring so many new schemas of each kind, one after another, under free streams that never end."""
+    pick = Random(seed)
+    makers: dict[str, Callable[[], Schema]] = {
+        USUAL: lambda: large_schema(pick, entries),
+        DEAR: lambda: large_schema(pick, _DEAR * entries),
+        HOSTILE: lambda: hostile_schema(pick),
+    }
+    found = {kind: FirstUse() for kind in KINDS}
+    for kind, use in found.items():
+        arrivals: list[list[float]] = []
+        windows: list[tuple[float, float]] = []
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client,
+            _running(client, streams, arrivals),
+        ):
+            took = SETTLE_SECONDS
+            for number in range(count):
+                schema = makers[kind]()
+                for times in (use.first, use.again):
+                    await asyncio.sleep(max(SETTLE_SECONDS, 1.5 * took) if times is use.first else SETTLE_SECONDS)
+                    began = time.perf_counter()
+                    use.refused += not await _first_token(client, schema, seed + number)
+                    ended = time.perf_counter()
+                    times.append(ended - began)
+                    if times is use.first:
+                        windows.append((began, ended))
+                        took = ended - began
+        use.add_gaps(arrivals, windows)
     return found
 
 
 @contextlib.asynccontextmanager
-async def _running(client: httpx.AsyncClient, arrivals: Sequence[list[float]]) -> AsyncIterator[None]:
-    """Streams that go on to the end of the block; each begins anew when its answer is over, which is no gap."""
-    tasks = [asyncio.create_task(_stream(client, number, stamps)) for number, stamps in enumerate(arrivals)]
+async def _running(client: httpx.AsyncClient, streams: int, arrivals: list[list[float]]) -> AsyncIterator[None]:
+    """Streams that go on to the end of the block: when the tokens of each answer arrived is a list of its own."""
+    tasks = [asyncio.create_task(_stream(client, number, arrivals)) for number in range(streams)]
     try:
-        while not all(arrivals):
+        while sum(len(stamps) > 1 for stamps in arrivals) < streams:
             await asyncio.sleep(SETTLE_SECONDS)
             if failed := next((task for task in tasks if task.done()), None):
                 failed.result()
@@ -108,7 +141,7 @@ async def _running(client: httpx.AsyncClient, arrivals: Sequence[list[float]]) -
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _stream(client: httpx.AsyncClient, number: int, stamps: list[float]) -> None:
+async def _stream(client: httpx.AsyncClient, number: int, arrivals: list[list[float]]) -> None:
     body = {
         "model": MODEL,
         "prompt": f"Tell me a long story about number {number}.",
@@ -119,14 +152,20 @@ async def _stream(client: httpx.AsyncClient, number: int, stamps: list[float]) -
         "stream": True,
         "speculation": {"enabled": False},
     }
-    async with client.stream("POST", "/v1/completions", json=body) as reply:
-        reply.raise_for_status()
-        async for line in reply.aiter_lines():
-            stamps += [time.perf_counter()] * line.startswith("data: {")
+    while True:
+        stamps: list[float] = []
+        arrivals.append(stamps)
+        async with client.stream("POST", "/v1/completions", json=body) as reply:
+            reply.raise_for_status()
+            async for line in reply.aiter_lines():
+                stamps += [time.perf_counter()] * line.startswith("data: {")
 
 
-async def _first_token(client: httpx.AsyncClient, schema: Schema, seed: int) -> float:
-    """Seconds until a request's first token; ValueError, with what was said, for a refusal."""
+async def _first_token(client: httpx.AsyncClient, schema: Schema, seed: int) -> bool:
+    """Wait for a request's first token, or for the refusal of its schema; whether it has been taken.
+
+    ValueError, with what was said, for anything else.
+    """
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Make up an example. Answer in JSON."}],
@@ -136,11 +175,15 @@ async def _first_token(client: httpx.AsyncClient, schema: Schema, seed: int) -> 
         "temperature": 0.0,
         "stream": True,
     }
-    began = time.perf_counter()
     async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+        if reply.status_code == httpx.codes.BAD_REQUEST:
+            said = (await reply.aread()).decode()
+            if "response_format" in said:
+                return False
+            raise ValueError(said)
         if reply.status_code != httpx.codes.OK:
             raise ValueError(f"{reply.status_code} {(await reply.aread()).decode()}")
         async for line in reply.aiter_lines():
             if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
-                return time.perf_counter() - began
+                return True
     raise ValueError("a request ended without a token")

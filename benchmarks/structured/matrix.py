@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from benchmarks.lib.repository import DEMO_DRAFT_MODEL, DEMO_HEAD, ROOT
 from benchmarks.structured.answers import Answer, misfit
 from benchmarks.structured.cases import MODEL, Case
+from launcher.services.process import Spawner
 from launcher.supervision.cluster import Cluster
 
 NONE: Final = "none"
@@ -34,7 +35,7 @@ def speculation(proposer: str) -> dict[str, Any]:
     return {"speculation": {"enabled": True, "proposer": proposer, "max_nodes": _ROWS}}
 
 
-def started(model: Path, oracle: Path | None = None) -> Cluster:
+def started(model: Path, oracle: Path | None = None, spawner: Spawner | None = None) -> Cluster:
     """Services without a drafter; with a file of continuations those that have all of DRAFTED."""
     draft: Sequence[str] = ()
     if oracle is not None:
@@ -61,6 +62,7 @@ def started(model: Path, oracle: Path | None = None) -> Cluster:
         ),
         gateway_args=("--chat-template", str(TEMPLATE), "--tool-call-parser", "hermes", "--log-level", "warning"),
         env={"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))},
+        spawner=spawner,
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.structured.cost import failures, tool_like
-from benchmarks.structured.first_use import LONGER, FirstUse, large_schema
+from benchmarks.structured.cost import FIRST_USE, failures, tool_like
+from benchmarks.structured.first_use import DEAR, LONGER, USUAL, FirstUse, hostile_schema, large_schema
 from benchmarks.structured.rates import FREE, HELD, HELD_DRAFTED, Rates, Way, body_of
 
 
@@ -16,7 +16,7 @@ def content(ratio: float, masks: float, longer: float) -> dict[str, Any]:
     return {
         "rates": {"8": {"times free plain decoding": {HELD_DRAFTED: ratio}}},
         "waits": [{"way": HELD, "T": "0", "shares": {"masks": masks}}],
-        "first use": {LONGER: longer},
+        FIRST_USE: {USUAL: {LONGER: 0.5}, DEAR: {LONGER: longer}},
     }
 
 
@@ -38,16 +38,19 @@ def test_ratios_are_of_each_round() -> None:
     assert (rates.median(FREE), rates.ratio(HELD, FREE)) == (10.0, 2.0)
 
 
-def test_gaps_beside_a_new_schema_are_told_in_steps() -> None:
-    found = FirstUse(first=[0.2, 0.4], again=[0.1], quiet=[0.0, 0.02, 0.01], beside=[0.0, 0.05])
+def test_gaps_beside_a_new_schema_are_compared_with_those_before_it() -> None:
+    found = FirstUse(first=[0.2, 0.4], again=[0.1], refused=1)
+    found.add_gaps([[0.0, 1.0, 2.0, 3.0, 4.5, 6.0], [10.0, 11.0]], [(3.2, 5.0), (10.1, 10.9)])
+    assert found.pairs == [(1.5, 1.0), (1.0, 0.0)], "a stream that begins anew has no gap there"
     document = found.document()
-    assert document["first token, new schema"] == {"median": 300.0, "p99": 398.0, "max": 400.0}
-    assert document[LONGER] == pytest.approx(3.0)
+    assert document["first token or refusal, new schema"] == {"median": 300.0, "p99": 398.0, "max": 400.0}
+    assert document[LONGER] == pytest.approx(0.75 / (7 / 6), abs=0.01)
 
 
 def test_schemas_differ_and_free_requests_have_no_grammar() -> None:
     pick = Random(1)
     assert large_schema(pick, 8) != large_schema(pick, 8)
+    assert hostile_schema(pick) != hostile_schema(pick)
     case = tool_like(8, 21)[0]
     asked = case.asked("0", 16)
     free = body_of(Way("free", "", held=False, drafted=False), asked, 5, (1, 2))
