@@ -12,6 +12,8 @@ from gateway.http.api import OpenAiApi
 class DirectEndpoints:
     """ASGI middleware that answers POST to the endpoints that generate, as `app` would; all else is for `app`.
 
+    HEAD is for it a GET (RFC 9110, section 9.3.2), of whose answer the server writes the head alone.
+
     An error is answered if nothing has been; else it is raised, and the server closes the connection.
     """
 
@@ -25,7 +27,8 @@ class DirectEndpoints:
         called = scope["type"] == "http" and scope["method"] == "POST"
         endpoint = self._endpoints.get(scope["path"]) if called else None
         if endpoint is None:
-            await self._app(scope, receive, send)
+            is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+            await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
             return
         request = Request(scope, receive, send)
         try:

@@ -19,6 +19,8 @@ from slipstream.rpc.errors import (
 
 _JSON: Final = b"application/json"
 _JSON_SUFFIX: Final = b"+json"
+_SHOWN: Final = 80
+"""Characters of a header that an error repeats."""
 
 
 class RequestGuard:
@@ -66,6 +68,7 @@ class RequestGuard:
             _check_source(self._known_hosts, hosts[0] if hosts else "", origins)
         if scope["method"] == "POST" and scope["path"] in self._json_paths:
             _check_media_type(headers.get(b"content-type", []))
+            _check_coding(headers.get(b"content-encoding", []))
 
 
 def _check_source(known: KnownHosts, host: str, origins: list[str]) -> None:
@@ -82,3 +85,11 @@ def _check_media_type(values: list[bytes]) -> None:
     kind = values[0].partition(b";")[0].strip().lower() if len(values) == 1 else b""
     if kind != _JSON and not (kind.startswith(b"application/") and kind.endswith(_JSON_SUFFIX)):
         raise UnsupportedMediaTypeError("the body needs `Content-Type: application/json`", field="content-type")
+
+
+def _check_coding(values: list[bytes]) -> None:
+    if values and values != [b"identity"]:
+        named = b", ".join(values).decode("latin-1")[:_SHOWN]
+        raise UnsupportedMediaTypeError(
+            f"the body may not be compressed, its Content-Encoding is {named!r}", field="content-encoding"
+        )

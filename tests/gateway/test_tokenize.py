@@ -77,7 +77,7 @@ def test_messages_have_the_prompt_of_a_chat(gateway: GatewayProcess, verify: Fak
         ("tokenize", {"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "512 tokens"),
         ("tokenize", {"messages": MESSAGES, "chat_template": "x"}, "chat_template", "not supported"),
         ("tokenize", {"messages": MESSAGES, "continue_final_message": True}, "continue_final_message", "false only"),
-        ("tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0]", "'type'"),
+        ("tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0].type", "missing"),
         ("detokenize", {}, "tokens", "missing required parameter"),
         ("detokenize", {"tokens": "x"}, "tokens", "valid array"),
         ("detokenize", {"tokens": [1, -1]}, "tokens[1]", "greater than or equal to 0"),

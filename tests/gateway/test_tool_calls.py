@@ -141,7 +141,7 @@ FUNCTION = WEATHER["function"]
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "g is"),
         ({"tool_choice": "required"}, "tool_choice", "without tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
-        ({"tools": [{"type": "web"}]}, "tools[0]", "'function'"),
+        ({"tools": [{"type": "web"}]}, "tools[0].type", "'function'"),
         ({"tools": [{"type": "function", "function": FUNCTION | {"wings": 2}}]}, "tools[0].function.wings", "unknown"),
         (
             {"tools": [{"type": "function", "function": FUNCTION | {"parameters": {"type": "string"}}}]},

@@ -14,6 +14,8 @@ from gateway.access.access_log import AccessLog, AccessLogged, access_of
 from gateway.http.direct import DirectEndpoints
 from gateway.http.errors import error_response
 from slipstream.rpc.errors import CancelledError, InvalidArgumentError
+from support.gateway_process import GatewayProcess
+from support.raw_http import exchange, request
 
 
 class Endpoints:
@@ -101,3 +103,21 @@ def test_an_error_in_the_midst_of_an_answer_is_for_the_server_which_closes_the_c
     with pytest.raises(KeyError):
         call(endpoints)
     assert not endpoints.explained
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/models/tiny", "/metrics", "/"])
+def test_head_is_answered_as_get_is_without_a_body(gateway: GatewayProcess, path: str) -> None:
+    got, head = (
+        exchange(gateway.http_url, [request(method, path, headers={"connection": "close"})])
+        for method in ("GET", "HEAD")
+    )
+    assert got.startswith(b"HTTP/1.1 200")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert not got.endswith(b"\r\n\r\n")
+    assert head.endswith(b"\r\n\r\n")
+
+
+def test_head_of_what_is_only_posted_is_refused(gateway: GatewayProcess) -> None:
+    answer = exchange(gateway.http_url, [request("HEAD", "/v1/completions", headers={"connection": "close"})])
+    assert answer.startswith(b"HTTP/1.1 405")
+    assert answer.endswith(b"\r\n\r\n")

@@ -39,6 +39,15 @@ def test_a_body_of_another_kind_is_refused(gateway: GatewayProcess, verify: Fake
     assert verify.seen.submits == []
 
 
+def test_a_body_that_is_declared_compressed_is_refused(gateway: GatewayProcess, verify: FakeVerify) -> None:
+    assert post(gateway, raw_http.JSON | {"content-encoding": "identity"})[0] == 200
+    seen = len(verify.seen.submits)
+    for coding in ("gzip", "br, gzip", ""):
+        status, answer = post(gateway, raw_http.JSON | {"content-encoding": coding})
+        assert (status, '"param":"content-encoding"' in answer) == (415, True)
+    assert len(verify.seen.submits) == seen
+
+
 @pytest.mark.parametrize(
     ("headers", "field"),
     [

@@ -84,7 +84,7 @@ def test_fields_become_a_grammar(prepare: Prepare, fields: dict[str, Any], gramm
     [
         ({"response_format": named({"not": {}})}, "response_format.json_schema.schema", '"not"'),
         ({"response_format": named({"$ref": "#/nowhere"})}, "response_format.json_schema.schema", "nowhere"),
-        ({"response_format": {"type": "xml"}}, "response_format", "'json_schema'"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
         ({"response_format": named(SCHEMA) | {"strict": True}}, "response_format.strict", "unknown"),
         ({"response_format": named(SCHEMA, name="a b")}, "response_format.json_schema.name", "pattern"),
         ({"response_format": TAGS | {"triggers": ["<x"]}}, "response_format.structures[0].begin", "triggers"),
