@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from slipstream.completion import (
@@ -43,6 +44,8 @@ _SAMPLING: Final = (
     "prompt_logprobs",
 )
 _REQUEST: Final = ("model", "tenant", "adapter_id", "choice_index")
+_SHOWN: Final = 80
+"""Characters of a value that an error repeats."""
 _REASONS: Final[dict[int, FinishReason]] = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
     sampling_pb2.FINISH_REASON_LENGTH: "length",
@@ -63,22 +66,41 @@ def write_request(
     fields = {name: given.pop(name) for name in _REQUEST if name in given}
     if given:
         raise TypeError(f"unknown options: {', '.join(sorted(given))}")
-    try:
-        request = gateway_pb2.GenerateRequest(
-            **fields,  # type: ignore[arg-type]  # protobuf checks each field's type itself
-            sampling=sampling_pb2.SamplingParams(**sampling),  # type: ignore[arg-type]  # protobuf checks it too
-            stop=[stop] if isinstance(stop, str) else stop,  # type: ignore[arg-type]  # protobuf checks it too
-        )
-        if isinstance(speculation, SpeculationOptions):
+    request = gateway_pb2.GenerateRequest()
+    for name, value in fields.items():
+        with _named(name, value):
+            request.MergeFrom(gateway_pb2.GenerateRequest(**{name: value}))  # type: ignore[arg-type]  # protobuf checks
+    for option, value in sampling.items():
+        with _named(option, value):
+            request.sampling.MergeFrom(sampling_pb2.SamplingParams(**{option: value}))  # type: ignore[arg-type]  # as above
+    with _named("stop", stop):
+        request.stop.extend([stop] if isinstance(stop, str) else stop)  # type: ignore[arg-type]  # as above
+    if isinstance(speculation, SpeculationOptions):
+        with _named("speculation", speculation):
             request.speculation.CopyFrom(write_speculation(speculation))
-        if isinstance(grammar, Grammar):
+    if isinstance(grammar, Grammar):
+        with _named("grammar", grammar):
             request.sampling.grammar.CopyFrom(encode_grammar(grammar))
-        elif grammar is not None:
-            raise TypeError(f"grammar is of type {type(grammar).__name__}, must be a slipstream.Grammar")
-        _write_prompt(request, prompt, messages, token_ids)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(str(error)) from error
+    elif grammar is not None:
+        raise InvalidArgumentError(
+            f"grammar is of type {type(grammar).__name__}, must be a slipstream.Grammar", field="grammar"
+        )
+    _write_prompt(request, prompt, messages, token_ids)
     return request
+
+
+@contextmanager
+def _named(field: str, value: object) -> Iterator[None]:
+    """Values that a message cannot hold, by their type or size, are errors that name `field`."""
+    try:
+        yield
+    except KeyError as error:
+        raise InvalidArgumentError(f"{field} lacks {error}", field=field) from error
+    except (TypeError, ValueError) as error:
+        shown = repr(value)
+        if len(shown) > _SHOWN:
+            shown = shown[:_SHOWN] + "..."
+        raise InvalidArgumentError(f"{field} cannot be {shown}: {error}", field=field) from error
 
 
 def _write_prompt(
@@ -88,14 +110,19 @@ def _write_prompt(
     token_ids: Sequence[int] | None,
 ) -> None:
     if prompt is not None:
-        request.text = prompt
+        with _named("prompt", prompt):
+            if not isinstance(prompt, str):
+                raise TypeError("it is no string; token_ids= takes token ids")
+            request.text = prompt
     elif messages is not None:
         request.chat.SetInParent()
-        for message in messages:
-            request.chat.messages.add(role=message["role"], content=message["content"])
+        for index, message in enumerate(messages):
+            with _named(f"messages[{index}]", message):
+                request.chat.messages.add(role=message["role"], content=message["content"])
     elif token_ids is not None:
         request.token_ids.SetInParent()
-        request.token_ids.ids.extend(token_ids)
+        with _named("token_ids", token_ids):
+            request.token_ids.ids.extend(token_ids)
 
 
 def write_tokenize(prompt: str | None, messages: Sequence[Message] | None, model: str) -> gateway_pb2.TokenizeRequest:

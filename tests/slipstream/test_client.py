@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,31 @@ def test_errors_are_those_of_the_table(client: Client, verify: FakeVerify) -> No
 def test_what_cannot_be_written_is_refused_at_once(client: Client, arguments: dict[str, object]) -> None:
     with pytest.raises(InvalidArgumentError):
         client.stream(**arguments)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "words"),
+    [
+        ({"prompt": "x", "seed": -1}, "seed", "out of range: -1"),
+        ({"prompt": "x", "top_k": "a"}, "top_k", "'a'"),
+        ({"prompt": "x", "stop_token_ids": [2**32] * 1000}, "stop_token_ids", "..."),
+        ({"prompt": "x", "stop": 5}, "stop", "5"),
+        ({"prompt": "x", "model": 5}, "model", "5"),
+        ({"prompt": "x", "grammar": "a"}, "grammar", "slipstream.Grammar"),
+        ({"prompt": "\ud800"}, "prompt", "surrogates"),
+        ({"prompt": [1, 2]}, "prompt", "token_ids="),
+        ({"token_ids": [-1]}, "token_ids", "out of range: -1"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "lacks 'content'"),
+        ({"messages": [{"role": "user", "content": "a"}, "b"]}, "messages[1]", "'b'"),
+    ],
+)
+def test_what_cannot_be_written_is_named(client: Client, arguments: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        client.generate(**arguments)
+    assert raised.value.field == field
+    assert raised.value.message.startswith(field)
+    assert words in raised.value.message
+    assert len(raised.value.message) < 300
 
 
 def test_an_unknown_option_is_a_type_error(client: Client) -> None:
