@@ -81,6 +81,8 @@ class Attachment:
     told_of_late: bool = False
     """Whether the log says that all its trees come too late."""
 
+    boundaries: frozenset[int] = field(init=False)
+    """Those whose states any of its proposers wants."""
     _indices: dict[str, int] = field(init=False)
     """Of the offers, by name."""
     _following: frozenset[int] = field(init=False)
@@ -88,6 +90,7 @@ class Attachment:
 
     def __post_init__(self) -> None:
         self._indices = {offer.name: index for index, offer in reversed(list(enumerate(self.request.offers)))}
+        self.boundaries = frozenset(each for offer in self.request.offers for each in offer.feature_boundaries)
         self.stats = tuple(DraftStats() for _ in self.request.offers)
         offered = zip(self.request.offers, self.stats, strict=True)
         self._following = frozenset(id(stats) for offer, stats in offered if offer.follows)

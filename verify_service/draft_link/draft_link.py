@@ -193,7 +193,7 @@ class DraftLink:
     def drafts_on_device(self) -> bool:
         """Whether a proposer drafts behind steps under way."""
         with self._changed:
-            return any(attachment.drafts_behind for attachment in self._router.live)
+            return any(each.drafts_behind and each.live for each in self._router.attachments.values())
 
     def paused(self) -> bool:
         """Whether every attached drafter is unresponsive, so that commits are dropped."""
@@ -332,9 +332,11 @@ class DraftLink:
     # --- Under the lock ----------------------------------------------------------------------------------------
 
     def _all_unresponsive(self) -> bool:
-        live, now = self._router.live, self._clock()
-        hung = any(each.circuit_breaker.is_unresponsive(now) for each in live)
-        return hung and all_unresponsive(live, self._router.catching_up, now)
+        now = self._clock()
+        for each in self._router.attachments.values():
+            if each.live and each.circuit_breaker.is_unresponsive(now):
+                return all_unresponsive(self._router.live, self._router.catching_up, now)
+        return False
 
     def _drafted(self, keys: Iterable[RequestKey]) -> list[SlotRef]:
         """Where these requests' trees come from, of those whose drafter is asked for them; nowhere during a pause."""

@@ -122,10 +122,14 @@ class HiddenStateCapture:
         if states is None:
             return {}
         single, others = states.split(live, _is_told)
+        keeps = states.boundaries == self._store.boundaries
+        if keeps:
+            self._step_states, self._held_single = states, single
+        if not others:
+            return {}
         captured = states.of(others)
         roots = {item.state.key: item.base - 1 for item in deciding}
-        if states.boundaries == self._store.boundaries:
-            self._step_states, self._held_single = states, single
+        if keeps:
             at_once: list[tuple[Sequence[int], HiddenStateRows]] = []
             for item, features in captured:
                 if roots.get(item.state.key) == features.first:

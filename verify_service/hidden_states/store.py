@@ -81,7 +81,7 @@ class HiddenStateStore:
 
     def write(self, kept: Sequence[tuple[Sequence[int], HiddenStateRows]]) -> None:
         """Keep states, at the boundaries of the layout, of positions of requests, each beside the pages it holds."""
-        if not self.capacity:
+        if not kept or not self.capacity:
             return
         located = [(pages, features, *features.located()) for pages, features in kept]  # before any counts as written
         copies: list[_Copies] = []  # in order: a page may lose its block to a later one

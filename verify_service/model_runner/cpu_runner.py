@@ -81,7 +81,7 @@ class CpuModelRunner:
         self._sampling = SamplingTable(config.max_running, model.config.vocab_size, tuple(model.config.eos_token_ids))
         self._boundaries: tuple[int, ...] = ()
         self._capture: Capture | None = None
-        """Of no rows, at these boundaries; None where there are none."""
+        """At these boundaries, of as many rows as a pass has had; None where there are none."""
         self.grammar_seconds = GrammarSeconds()
         processors = len(os.sched_getaffinity(0))
         left = processors - model.team.threads
@@ -156,7 +156,7 @@ class CpuModelRunner:
     def launch(self, items: Sequence[ScheduledRequest]) -> CpuStepHandle:
         """Compute all rows, sample every deciding one, and walk each tree."""
         rows = self._builder.build(items)
-        capture = None if self._capture is None else self._capture.with_rows(len(rows.batch))
+        capture = self._capture_of(len(rows.batch))
         ahead = MasksAhead(rows.deciding, self._mask_room, self._together)
         logits = self._forward(rows, capture, ahead)
         awake = self._model.experts_awake
@@ -213,6 +213,12 @@ class CpuModelRunner:
         begun = time.perf_counter()
         self._model.forward(self._cache, batch)
         return time.perf_counter() - begun
+
+    def _capture_of(self, rows: int) -> Capture | None:
+        """Where a pass of so many rows leaves states, over those of the pass before."""
+        if self._capture is not None and len(self._capture.rows) < rows:
+            self._capture = self._capture.with_rows(max(16, 1 << (rows - 1).bit_length()))
+        return self._capture
 
     def _states(
         self, capture: Capture | None, items: Sequence[ScheduledRequest], decisions: Sequence[VerifyResult]

@@ -198,8 +198,9 @@ class SpeculationController:
 
     def leave_out(self, states: Iterable[RequestState]) -> None:
         """These have no row in the next step. Trees of theirs that only a device knows do not outlast that step."""
-        if self._source.drafts_on_device():
-            for state in states:
+        awaiting = [state for state in states if state.draft.awaiting_tree]
+        if awaiting and self._source.drafts_on_device():
+            for state in awaiting:
                 state.draft.awaiting_tree = False
 
     def read(self, items: Sequence[ScheduledRequest]) -> bool:

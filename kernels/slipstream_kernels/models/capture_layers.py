@@ -8,7 +8,7 @@ numbers below N; its last entry is N + 1.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,11 @@ class Capture:
     """[layers + 2], the column at which a boundary's states begin; -1 for those that nobody asked for"""
     rows: Bits
     """[rows, boundaries * hidden_size], side by side in the order asked for"""
+    addresses: tuple[int, int] = field(init=False)
+    """Of `rows` and of `columns`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "addresses", (self.rows.ctypes.data, self.columns.ctypes.data))
 
     @classmethod
     def of(cls, boundaries: Sequence[int], rows: int, *, num_layers: int, hidden_size: int) -> Capture:
@@ -42,5 +47,5 @@ class Capture:
         return cls(columns, np.empty((rows, len(boundaries) * hidden_size), np.uint16))
 
     def with_rows(self, rows: int) -> Capture:
-        """Room for another pass, of the same boundaries."""
+        """Room for other passes, of the same boundaries, of up to so many rows."""
         return Capture(self.columns, np.empty((rows, self.rows.shape[1]), np.uint16))

@@ -101,3 +101,18 @@ def test_what_cannot_be_captured_is_refused(model: CausalLM) -> None:
     cache = model.new_cache(num_pages=1, page_size=16, scratch_slots=0)
     with pytest.raises(ValueError, match="rows"):
         model.forward(cache, RowBatch.chunk([1, 2], 0, [0], 16), capture_of(model, [1], 1))
+
+
+def test_passes_one_after_another_leave_states_in_the_same_room_and_passes_in_between_none(model: CausalLM) -> None:
+    tokens = np.random.default_rng(1).integers(0, model.config.vocab_size, 30).tolist()
+    _, apart = run(model, tokens, [1, 4], (20, 6, 4))
+    cache, capture = model.new_cache(num_pages=8, page_size=16, scratch_slots=0), capture_of(model, [1, 4], 20)
+    start = 0
+    for size in (20, 6, 4):
+        model.forward(cache, RowBatch.chunk(tokens[start : start + size], start, range(8), 16), capture)
+        kept = capture.rows.copy()
+        np.testing.assert_array_equal(kept[:size], apart[start : start + size])
+        model.last_logits(np.array([0, size - 1], np.int32))
+        model.forward(cache, RowBatch.chunk(tokens[:5], 0, range(8), 16))
+        np.testing.assert_array_equal(capture.rows, kept)
+        start += size

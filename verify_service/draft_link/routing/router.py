@@ -81,8 +81,11 @@ class DraftRouter:
 
     def wanted_boundaries(self) -> set[int]:
         """Those whose states any attachment wants."""
-        offers = (offer for attachment in self.live for offer in attachment.request.offers)
-        return {boundary for offer in offers for boundary in offer.feature_boundaries}
+        wanted: set[int] = set()
+        for attachment in self.attachments.values():
+            if attachment.live:
+                wanted |= attachment.boundaries
+        return wanted
 
     def route(
         self, wanted: Sequence[StateSpan], captured: Sequence[int], hidden_size: int

@@ -56,8 +56,8 @@ class CpuBackend:
     """Runs passes on a team of threads. Passes are serialised; a returned array belongs to the caller."""
 
     __slots__ = (
-        "_adapters", "_args", "_board", "_buffers", "_capacity", "_config", "_entries", "_lock", "_room", "_rows",
-        "_spans", "_weights", "team",
+        "_adapters", "_args", "_board", "_buffers", "_capacity", "_captured", "_config", "_entries", "_lock", "_room",
+        "_rows", "_spans", "_weights", "team",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,7 @@ class CpuBackend:
         self._adapters = AdapterTable(config.num_layers)
         self._spans = np.zeros((0, 3), np.int32)
         self._rows = 0  # of the last pass
+        self._captured: Capture | None = None  # by the last pass
         self._lock = threading.Lock()
         self.team = Team(threads)
         self._room = _bytes(threads * self._weights.room)
@@ -137,7 +138,8 @@ class CpuBackend:
                 raise ValueError(f"the last pass had {self._rows} rows, asked for {rows.min()} to {rows.max()}")
             logits = np.empty((len(rows), int(self._args["vocab_stride"][0])), np.float32)
             self._board[:] = 0
-            self._set({"rows": 0, "states": 0, "num_spans": 0, "num_logit_rows": len(rows)})
+            self._set_capture(None, 0)
+            self._set({"rows": 0, "num_spans": 0, "num_logit_rows": len(rows)})
             self._set({"logit_rows": rows.ctypes.data, "logits": logits.ctypes.data})
             if len(rows):
                 self.team.run(forward_job, self._args.ctypes.data)
@@ -189,18 +191,16 @@ class CpuBackend:
         self._set({name: array.ctypes.data for name, array in self._buffers.items()})
 
     def _set_capture(self, capture: Capture | None, rows: int) -> None:
+        if capture is not None and len(capture.rows) < rows:
+            raise ValueError(f"a capture of {len(capture.rows)} rows for a pass of {rows}")
+        if capture is self._captured:
+            return
+        self._captured = capture
         if capture is None:
             self._set({"states": 0})
             return
-        if len(capture.rows) < rows:
-            raise ValueError(f"a capture of {len(capture.rows)} rows for a pass of {rows}")
-        self._set(
-            {
-                "states": capture.rows.ctypes.data,
-                "states_stride": capture.rows.shape[1],
-                "state_columns": capture.columns.ctypes.data,
-            }
-        )
+        states, columns = capture.addresses
+        self._set({"states": states, "states_stride": capture.rows.shape[1], "state_columns": columns})
 
     def _set(self, values: Mapping[str, int]) -> None:
         for name, value in values.items():
