@@ -36,6 +36,7 @@ from gateway.output_parsers.registry import AnswerForm, Names
 from gateway.text.answer_form import AUTO, AnsweringModel, answer_plan, parsers_of
 from gateway.text.body import read_body
 from gateway.text.conversation import Conversation, conversation
+from gateway.text.grammar_checks import GrammarChecks, Unchecked, unhurried
 from gateway.text.grammars import Check, Wanted, checked, sized, wanted_grammar
 from gateway.text.json_values import Values, check_texts
 from gateway.text.prepared import Prepared, WorkerTask, token_array
@@ -58,7 +59,7 @@ _MOST_ANSWERED: Final = 16 * 1024 * 1024
 _MOST_LEFT_OUT: Final = 4
 """Messages may have so many times the text that can fit the context."""
 
-Unchecked = tuple[Prepared, tuple[Check, ...]]
+Read = tuple[Prepared, tuple[Check, ...]]
 """A request that is read, and what is left to check of its grammar."""
 
 Stages = Callable[[str], None]
@@ -68,7 +69,7 @@ Stages = Callable[[str], None]
 class Jobs:
     """The jobs of one model. Errors are InvalidArgumentError naming the field, and NotFoundError for another model."""
 
-    __slots__ = ("_folder", "_grammar_tokenizer", "_max_bytes", "_max_choices", "_template", "_tokenizer",
+    __slots__ = ("_checks", "_folder", "_grammar_tokenizer", "_max_bytes", "_max_choices", "_template", "_tokenizer",
                  "parsers")  # fmt: skip
 
     def __init__(
@@ -84,6 +85,7 @@ class Jobs:
         """Jobs of the model in `folder`, whose answers to chats `parsers` read."""
         self._folder = folder
         self._grammar_tokenizer: GrammarTokenizer | None = None
+        self._checks = GrammarChecks()
         self._max_bytes = max_bytes
         self._max_choices = max_choices
         self._tokenizer = tokenizer
@@ -119,19 +121,19 @@ class Jobs:
         job: WorkerTask,
         data: bytearray,
         info: VerifyInfo,
-        unchecked: Callable[[Prepared], None] = lambda prepared: None,
+        unchecked: Unchecked = unhurried,
     ) -> Prepared | array[int] | bytes:
         """Do one job for the model of `info`.
 
-        `unchecked` is handed a request that is read but for the check of its grammar, which may take long.
+        `unchecked` is handed a request that is read but for the check of its grammar, which may take long, and does it.
         """
         match job:
             case WorkerTask.CHAT:
-                return _checked(*self.chat(*read_body(data, ChatCompletionRequest), info), unchecked)
+                return self._checks.run(*self.chat(*read_body(data, ChatCompletionRequest), info), unchecked)
             case WorkerTask.COMPLETION:
-                return _checked(*self.complete(*read_body(data, CompletionRequest), info), unchecked)
+                return self._checks.run(*self.complete(*read_body(data, CompletionRequest), info), unchecked)
             case WorkerTask.GENERATE:
-                return _checked(*self.generate(self._read(gateway_pb2.GenerateRequest, data), info), unchecked)
+                return self._checks.run(*self.generate(self._read(gateway_pb2.GenerateRequest, data), info), unchecked)
             case WorkerTask.TOKENIZE:
                 request = self._read(gateway_pb2.TokenizeRequest, data)
                 check_model(request.model, info)
@@ -141,7 +143,7 @@ class Jobs:
             case WorkerTask.DETOKENIZE_HTTP:
                 return _answer(self._detokenize(data, info), "tokens")
 
-    def chat(self, body: ChatCompletionRequest, values: Values, info: VerifyInfo) -> Unchecked:
+    def chat(self, body: ChatCompletionRequest, values: Values, info: VerifyInfo) -> Read:
         """Prepare a chat."""
         adapter_id = adapter_of(body.model, info)
         check_choices(body.choices_per_prompt, self._max_choices)
@@ -155,7 +157,7 @@ class Jobs:
         prepared = _prepared(body, info, (prompt,), adapter_id=adapter_id, wanted=wanted, answer=plan.form)
         return prepared, plan.checks
 
-    def complete(self, body: CompletionRequest, values: Values, info: VerifyInfo) -> Unchecked:
+    def complete(self, body: CompletionRequest, values: Values, info: VerifyInfo) -> Read:
         """Prepare a plain completion."""
         adapter_id = adapter_of(body.model, info)
         prompts = body.prompts
@@ -176,7 +178,7 @@ class Jobs:
         checks = () if wanted is None else (partial(checked, wanted, partial(self._grammar_tokens, info)),)
         return _prepared(body, info, encoded, echoes, adapter_id=adapter_id, wanted=wanted), checks
 
-    def generate(self, request: gateway_pb2.GenerateRequest, info: VerifyInfo) -> Unchecked:
+    def generate(self, request: gateway_pb2.GenerateRequest, info: VerifyInfo) -> Read:
         """Prepare a request of the gRPC API."""
         adapter_id = chosen_adapter(request.adapter_id, request.model, info)
         prompt, field = self._prompt(request, info)
@@ -334,14 +336,6 @@ class Jobs:
             raise InvalidArgumentError(f"{field}: {error.message}", field=field) from error
         check_token_ids(field, ids, info)
         return ids
-
-
-def _checked(prepared: Prepared, checks: tuple[Check, ...], unchecked: Callable[[Prepared], None]) -> Prepared:
-    if checks:
-        unchecked(prepared)
-    for check in checks:
-        check()
-    return prepared
 
 
 def _hashes(prompts: tuple[array[int], ...], info: VerifyInfo) -> tuple[PromptHashes | None, ...]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import pickle
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from gateway.core.request import VerifyInfo
 from gateway.text.frames import Kind, read_request, write_answer
 from gateway.text.jobs import Jobs
 from gateway.text.prepared import FIELDS, Prepared
+from slipstream.grammar.deep_stack import be_nice
 from slipstream.panics import is_panic
 from slipstream.process_limits import limit_memory
 from slipstream.rpc.errors import InternalError, InvalidArgumentError, SlipstreamError
@@ -19,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 def serve(connection: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
     """Do jobs until the gateway has gone. All of them together may use `memory_bytes` more than the process has."""
+    checking = ThreadPoolExecutor(max_workers=1)
+    checking.submit(be_nice).result()  # its stack is there before what the limit is counted from
     limit_memory(memory_bytes)
     info: VerifyInfo | None = None
     write_answer(connection, None)
@@ -26,7 +31,7 @@ def serve(connection: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
         if request.facts:
             info = _info(request.facts)
         assert info is not None
-        unchecked = _Unchecked(connection)
+        unchecked = _Unchecked(connection, checking)
         try:
             answer: object = jobs.run(request.job, request.payload, info, unchecked)
             kind = Kind.RESULT
@@ -40,15 +45,20 @@ def serve(connection: socket.socket, jobs: Jobs, memory_bytes: int) -> None:
 
 
 class _Unchecked:
-    """Tells the gateway of a request whose grammar is about to be checked."""
+    """Tells the gateway of a request whose grammar is about to be checked, by a thread that lets others go first.
 
-    def __init__(self, connection: socket.socket) -> None:
+    A check may keep a processor busy for as long as it may take, beside the streams of other requests.
+    """
+
+    def __init__(self, connection: socket.socket, checking: ThreadPoolExecutor) -> None:
         self._connection = connection
+        self._checking = checking
         self.told = False
 
-    def __call__(self, prepared: Prepared) -> None:
+    def __call__(self, prepared: Prepared, check: Callable[[], None]) -> None:
         write_answer(self._connection, prepared, Kind.UNCHECKED)
         self.told = True
+        self._checking.submit(check).result()
 
 
 def _info(facts: bytes) -> VerifyInfo:

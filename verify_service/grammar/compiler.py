@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from slipstream.grammar.check import check
 from slipstream.grammar.grammar import Grammar
+from slipstream.grammar.text import grammar_text
 from slipstream.grammar.tokenizer import GrammarTokenizer
 from slipstream.grammar.trial import check_start
 from slipstream.panics import is_panic
@@ -129,7 +130,7 @@ class GrammarCompiler:
         tokenizer = self._settled_tokenizer()
         if self._trials is not None:
             self._trials.run(grammar)
-        return _compiled(grammar, *tokenizer)
+        return _compiled(grammar, *tokenizer, tried=self._trials is not None)
 
     def _settled_tokenizer(self) -> tuple[GrammarTokenizer, ForcedTexts]:
         with self._loading:
@@ -176,10 +177,14 @@ def _refuse(jobs: list[_Job]) -> None:
         _tell(job, ResourceExhaustedError("there is no thread to be had for a grammar", retry_after=_RETRY_SECONDS))
 
 
-def _compiled(grammar: Grammar, tokenizer: GrammarTokenizer, forced_texts: ForcedTexts) -> CompiledGrammar:
-    """Compile, and compute the first mask once, so that a grammar that trips a limit at once is refused."""
-    compiled = CompiledGrammar.compile(
-        check(grammar, tokenizer), tokenizer, forced_texts, may_be_endless=may_force_without_end(grammar)
-    )
+def _compiled(
+    grammar: Grammar, tokenizer: GrammarTokenizer, forced_texts: ForcedTexts, *, tried: bool = False
+) -> CompiledGrammar:
+    """Compile, and compute the first mask once, so that a grammar that trips a limit at once is refused.
+
+    tried: a trial has checked it already.
+    """
+    text = grammar_text(grammar, tokenizer.specials.keys()) if tried else check(grammar, tokenizer)
+    compiled = CompiledGrammar.compile(text, tokenizer, forced_texts, may_be_endless=may_force_without_end(grammar))
     check_start(grammar, compiled.start)
     return compiled

@@ -14,7 +14,7 @@ from gateway.text.answer_form import parsers_of
 from gateway.text.body import read_body
 from gateway.text.conversation import Conversation
 from gateway.text.in_process.template_cost import is_cheap
-from gateway.text.jobs import Jobs, Unchecked
+from gateway.text.jobs import Jobs, Read
 from gateway.text.prepared import Prepared, WorkerTask
 from gateway.tokens.tokenizer import Tokenizer
 from slipstream.chat_template import ChatTemplate, Message, read_template
@@ -70,7 +70,7 @@ class SmallRequests:
             return None
         return None if found is None or found[1] else found[0]
 
-    def _unchecked(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> Unchecked | None:
+    def _unchecked(self, job: WorkerTask, payload: bytes | bytearray, info: VerifyInfo) -> Read | None:
         match job:
             case WorkerTask.CHAT if self._chats and _has_few_values(payload):
                 chat, values = read_body(payload, ChatCompletionRequest)

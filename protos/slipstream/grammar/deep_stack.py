@@ -27,7 +27,7 @@ def run_deep(work: Callable[[], T]) -> T:
     errors: list[BaseException] = []
 
     def run() -> None:
-        _be_nice()
+        be_nice()
         try:
             results.append(work())
         except BaseException as error:  # noqa: BLE001 - raised again by the caller
@@ -60,8 +60,8 @@ def end_process(status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _be_nice() -> None:
-    """Let other threads of the process go first, where the system has priorities of threads."""
+def be_nice() -> None:
+    """Let other threads go before the calling one, where the system has priorities of threads."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -71,10 +71,10 @@ def test_no_more_are_compiled_at_a_time_than_may_be(
 ) -> None:
     release, begun, compiled = threading.Event(), queue.Queue[None](), module._compiled
 
-    def slow(grammar: Grammar, *of: Any) -> CompiledGrammar:
+    def slow(grammar: Grammar, *of: Any, **how: Any) -> CompiledGrammar:
         begun.put(None)
         assert release.wait(30)
-        return compiled(grammar, *of)
+        return compiled(grammar, *of, **how)
 
     monkeypatch.setattr(module, "_compiled", slow)
     asker = Asker(GrammarCompiler(lambda: tokenizer))
