@@ -3,8 +3,9 @@ r"""What a grammar costs and what it earns: the same requests free and held to o
     python -m benchmarks.structured.cost [--model DIR] [--head DIR] [--device cuda] [--concurrency N,...]
 
 Rates: tokens a second of closed loops of tool calls and schemas, five ways in alternation, at T = 0; free answers come
-from the same prompts and have as many tokens. Two servers share the machine, one of them without a drafter; the other
-has the EAGLE-3 head in its process. Medians over rounds, ratios round by round.
+from the same prompts and have as many tokens. Requests that are drafted for say nothing of speculation, so that rows
+are drafted where they pay. Two servers share the machine, one of them without a drafter; the other has the EAGLE-3 head
+in its process. Medians over rounds, ratios round by round.
 
 Waits: what a crowd of requests that are all held to a grammar makes a step wait for drafts, checks and masks, as the
 verify service counts it, as a share of the time of its steps; at T = 0, where tokens are checked first, and with top-p,

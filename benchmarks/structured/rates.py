@@ -51,8 +51,13 @@ class Rates:
 
 
 def body_of(way: Way, held: Mapping[str, Any], tokens: int, rendered: Sequence[int]) -> dict[str, Any]:
-    """The body of a request: as it is asked for under its grammar, or free from the same prompt with as many tokens."""
-    body = dict(held) | {"speculation": {"enabled": way.drafted}, "return_token_ids": False}
+    """The body of a request: as it is asked for under its grammar, or free from the same prompt with as many tokens.
+
+    One that is drafted for says nothing of speculation: rows are chosen by what they cost, as for anybody.
+    """
+    body = dict(held) | {"return_token_ids": False}
+    if not way.drafted:
+        body["speculation"] = {"enabled": False}
     if way.held:
         return body
     for name in (*_CONSTRAINTS, "messages"):

@@ -56,3 +56,5 @@ def test_schemas_differ_and_free_requests_have_no_grammar() -> None:
     free = body_of(Way("free", "", held=False, drafted=False), asked, 5, (1, 2))
     assert (free["prompt"], free["max_tokens"], free["ignore_eos"]) == ([1, 2], 5, True)
     assert not {"tools", "tool_choice", "response_format", "messages"} & set(free)
+    assert free["speculation"] == {"enabled": False}
+    assert "speculation" not in body_of(Way("drafted", "", held=True, drafted=True), asked, 5, ())
