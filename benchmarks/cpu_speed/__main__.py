@@ -4,7 +4,8 @@
 
 Every way of generating takes its turn in every round, so that a noisy machine bothers all alike; the figures are
 medians over rounds, in generated tokens a second with the prompts' computation included. All outputs have full
-length (no end-of-sequence), are greedy, and no prefix cache helps.
+length (no end-of-sequence), are greedy, and no prefix cache helps. Requests of `draft-model` insist on trees, those of
+`default` say nothing of speculation.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class RequiredRatio:
 
 PLAIN_1, PLAIN_8 = "plain, 1 stream", f"plain, {BATCH} streams"
 DRAFT_1, DRAFT_8 = "draft-model, 1 stream", f"draft-model, {BATCH} streams"
+DEFAULT_1, DEFAULT_8 = "default, 1 stream", f"default, {BATCH} streams"
 SINGLE, BATCHED, ASSISTED = "1 stream", f"batch of {BATCH}", "assisted, 1 stream"
 TARGETS = (
     RequiredRatio(PLAIN_1, SINGLE, 2.0),
@@ -93,11 +95,15 @@ class Speed:
                 step()
 
     async def served_round(self, gateway_grpc: str, step: Callable[[], object]) -> None:
-        """Through the gateway's gRPC door, speculation off and on."""
+        """Through the gateway's gRPC door: speculation off, insisted on, and left to the service."""
+        asked = (("", False, (PLAIN_1, PLAIN_8)), ("draft-model", False, (DRAFT_1, DRAFT_8)))
         async with connect(gateway_grpc) as runner:
-            for proposer, ways in (("", (PLAIN_1, PLAIN_8)), ("draft-model", (DRAFT_1, DRAFT_8))):
+            for proposer, adaptive, ways in (*asked, ("", True, (DEFAULT_1, DEFAULT_8))):
                 for way, concurrency in zip(ways, (1, BATCH), strict=True):
-                    jobs = [Job(ids, self.options.tokens, proposer=proposer, ignore_eos=True) for ids in self.ids]
+                    tokens = self.options.tokens
+                    jobs = [
+                        Job(each, tokens, proposer=proposer, adaptive=adaptive, ignore_eos=True) for each in self.ids
+                    ]
                     start = time.perf_counter()
                     answers = await runner.run(jobs, concurrency)
                     seconds = time.perf_counter() - start
@@ -161,7 +167,7 @@ async def _measure(options: argparse.Namespace) -> int:
     cluster = Cluster(
         options.model, draft=(f"draft-model:{options.draft}",), verify_args=verify_args, draft_args=draft_args
     )
-    per_round = 6 + 4 + 4 * (not options.no_offline)
+    per_round = 6 + 6 + 4 * (not options.no_offline)
     with cluster, _offline(options, verify_args, draft_args) as llms:
         async with connect(cluster.gateway_grpc) as runner:
             ids = await runner.tokenize(prompts)
