@@ -15,11 +15,10 @@ from slipstream.transport_settings import TransportSettings
 from slipstream_kernels.draft_protocol.proposer_host import BOUNDARY_CHECK_MIB, HostLimits
 from slipstream_kernels.ipc.cuda_driver import gpu_uuids
 from slipstream_kernels.models.checkpoint.adapter.adapter_config import MOST_RANK
-from slipstream_kernels.models.checkpoint.cache_scales import KVDtype
+from slipstream_kernels.models.kv_dtype import KVDtype
 from slipstream_kernels.token_tree import MAX_ROWS
 from verify_service.core.engine_config import MAX_ADAPTERS, MAX_PAGE_SIZE, EngineConfig
-from verify_service.draft_link.attachment import TRANSPORTS
-from verify_service.draft_link.link_config import AUTO, LinkConfig
+from verify_service.draft_link.link_config import AUTO, TRANSPORTS, LinkConfig
 
 NONE = "none"
 CPU_CHUNK, CUDA_CHUNK = 256, 2048

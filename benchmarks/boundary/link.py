@@ -16,9 +16,9 @@ from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 from verify_service.config import GPU_SPIN_SECONDS, SPIN_SECONDS
 from verify_service.core.draft_source import Committed
 from verify_service.core.request import RequestKey
-from verify_service.draft_link.attachment import CUDA_IPC
 from verify_service.draft_link.draft_link import DraftLink
-from verify_service.draft_link.link_config import LinkConfig, LinkState
+from verify_service.draft_link.link_config import CUDA_IPC, LinkConfig
+from verify_service.draft_link.link_state import LinkState
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host, load_host
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool

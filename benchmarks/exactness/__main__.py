@@ -35,7 +35,7 @@ from benchmarks.lib.report import machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_DRAFT_MODEL, DEMO_MODEL, ROOT
 from benchmarks.lib.runner import Answer, Runner, connect, verify_state
 from launcher.supervision.cluster import Cluster
-from slipstream_kernels.models.checkpoint.cache_scales import KV_DTYPES
+from slipstream_kernels.models.kv_dtype import KV_DTYPES
 
 ORACLE_MINIMUM = 6.0
 ADAPTED_TEMPERATURES = (0.0, 1.0)

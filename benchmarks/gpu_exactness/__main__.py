@@ -36,9 +36,10 @@ from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.local_loop import EngineConfig
 from benchmarks.local_engine.measured_model import make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import chat_token_ids, random_token_ids
-from slipstream_kernels.models.checkpoint.cache_scales import KV_DTYPES, kv_form
+from slipstream_kernels.models.checkpoint.cache_scales import kv_form
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
+from slipstream_kernels.models.kv_dtype import KV_DTYPES
 from slipstream_kernels.models.kv_form import KVForm
 from slipstream_kernels.ops.gpu.cublaslt.choice import library_choice
 

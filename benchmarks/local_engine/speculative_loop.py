@@ -17,7 +17,8 @@ from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import RequestKey
 from verify_service.draft_link.draft_link import DraftLink
-from verify_service.draft_link.link_config import LinkConfig, LinkState
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.link_state import LinkState
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host, load_host
 from verify_service.model_runner.factory import TargetModel

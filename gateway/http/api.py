@@ -285,7 +285,10 @@ def _prefixed(prefix: str) -> Iterator[None]:
     try:
         yield
     except SlipstreamError as error:
-        error.field = error.field and prefix + error.field
+        if error.field:
+            if error.message.startswith(f"{error.field} "):
+                error.message = prefix + error.message
+            error.field = prefix + error.field
         raise
 
 

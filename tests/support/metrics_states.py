@@ -9,7 +9,7 @@ from slipstream_kernels.token_tree import TokenTree
 from verify_service.core.adapters import Adapter, AdapterState
 from verify_service.core.expert_overlap import ExpertOverlap
 from verify_service.core.grammar_seconds import GrammarSeconds
-from verify_service.draft_link.link_config import DrafterState
+from verify_service.draft_link.link_state import DrafterState
 from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.engine.loop_stats import LoopState
 

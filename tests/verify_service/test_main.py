@@ -117,3 +117,9 @@ def test_help_lists_every_setting() -> None:
     done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=60, check=True)
     for flag in ("--model", "--page-size", "--no-prefix-cache", "--default-proposer", "--attach-token"):
         assert flag in done.stdout
+
+
+def test_settings_are_read_without_the_libraries_of_the_device() -> None:
+    loaded = "import sys, verify_service.server.command; print({'torch', 'numba', 'triton'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "set()\n"

@@ -12,7 +12,8 @@ from tests.verify_service.draft_link.transports.test_in_process import FACTS, KE
 from verify_service.core.draft_source import Committed, RequestOpening, WaitUrgency
 from verify_service.core.request import SamplingParams
 from verify_service.draft_link.draft_link import DraftLink
-from verify_service.draft_link.link_config import DrafterState, LinkConfig
+from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.link_state import DrafterState
 from verify_service.draft_link.transports.in_process import attach_host
 
 LIMIT, REACH = 0.02, 0.25

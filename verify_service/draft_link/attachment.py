@@ -24,17 +24,14 @@ from verify_service.draft_link.records import AttachRequest, LinkFacts, Offer
 from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.draft_link.slots.slot import Slot, SlotTable
-from verify_service.draft_link.transports.base import Transport
 from verify_service.hidden_states.device_ring import DeviceRing
 
 if TYPE_CHECKING:
     from verify_service.draft_link.device_queue import DeviceQueue
+    from verify_service.draft_link.transports.base import Transport
 
 MIN_VERSION = 1
 MAX_VERSION = 1
-CUDA_IPC, SHM, GRPC = "cuda_ipc", "shm", "grpc"
-TRANSPORTS = (CUDA_IPC, SHM, GRPC)
-"""What is spoken here, in the order of preference unless the operator has another."""
 MAX_ATTACHMENTS = 16
 MAX_OFFERS = 32
 MAX_NAME = 256

@@ -28,7 +28,8 @@ from verify_service.core.request import RequestKey
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.draft_link.attachment import Attachment, check_token, negotiate
 from verify_service.draft_link.attachment_registry import AttachmentRegistry
-from verify_service.draft_link.link_config import AUTO, LinkConfig, LinkState, ProposerStatus, drafter_states
+from verify_service.draft_link.link_config import AUTO, LinkConfig
+from verify_service.draft_link.link_state import LinkState, ProposerStatus, drafter_states
 from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts
 from verify_service.draft_link.refusals import Refusal, Refusals
 from verify_service.draft_link.routing.draft_deadline import DraftDeadline

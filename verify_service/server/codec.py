@@ -24,7 +24,7 @@ from verify_service.core.adapters import Adapter, AdapterList, AdapterState
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import GenerationRequest, RequestKey, StepOutput
 from verify_service.core.sampling_codec import decode_sampling
-from verify_service.draft_link.link_config import DrafterState, LinkState, ProposerStatus
+from verify_service.draft_link.link_state import DrafterState, LinkState, ProposerStatus
 from verify_service.draft_link.refusals import Refusal
 from verify_service.engine.command_queue import CancelRequest
 from verify_service.engine.loop_stats import LoopState

@@ -14,7 +14,7 @@ from slipstream.generation_types import Timings
 from slipstream.rpc.metrics import histogram_family, position_family
 from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.request import StepOutput
-from verify_service.draft_link.link_config import DrafterState, LinkState
+from verify_service.draft_link.link_state import DrafterState, LinkState
 from verify_service.engine.loop_stats import LoopState
 from verify_service.server.adapter_metrics import adapter_metrics
 from verify_service.server.expert_metrics import expert_metrics

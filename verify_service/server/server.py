@@ -27,9 +27,9 @@ from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from verify_service.config import VerifySettings
 from verify_service.draft_link import draft_servicer
-from verify_service.draft_link.attachment import CUDA_IPC
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import DraftLinkServicer
+from verify_service.draft_link.link_config import CUDA_IPC
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host, load_host
 from verify_service.engine.loop_stats import LoopState

@@ -15,8 +15,9 @@ from slipstream.rpc.errors import (
 )
 from slipstream.v1.verify_pb2 import GetInfoResponse
 from slipstream_kernels.draft_protocol.records import RoundCost
-from verify_service.draft_link.attachment import TRANSPORTS, check_token, negotiate, new_attachment
-from verify_service.draft_link.link_config import ProposerStatus
+from verify_service.draft_link.attachment import check_token, negotiate, new_attachment
+from verify_service.draft_link.link_config import TRANSPORTS
+from verify_service.draft_link.link_state import ProposerStatus
 from verify_service.draft_link.records import AttachRequest, LinkFacts, Offer, Unfit
 from verify_service.server.codec import encode_info
 from verify_service.server.server_info import ServerInfo

@@ -29,7 +29,7 @@ from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.core.sampling_codec import decode_sampling, encode_sampling
 from verify_service.core.sampling_validation import validate_sampling
-from verify_service.draft_link.link_config import DrafterState, LinkState, ProposerStatus
+from verify_service.draft_link.link_state import DrafterState, LinkState, ProposerStatus
 from verify_service.draft_link.slots.draft_stats import DraftStats
 from verify_service.engine.loop_stats import LoopState
 from verify_service.server.cache_watch import CacheReport, WatchCache

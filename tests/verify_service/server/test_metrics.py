@@ -8,7 +8,7 @@ from slipstream.generation_types import FinishReason, SpeculationStep, Timings, 
 from slipstream.rpc.errors import ResourceExhaustedError
 from support.metrics_states import DRAFTER, LOOP
 from verify_service.core.request import RequestKey, StepOutput
-from verify_service.draft_link.link_config import LinkState
+from verify_service.draft_link.link_state import LinkState
 from verify_service.server.metrics import VerifyMetrics
 
 

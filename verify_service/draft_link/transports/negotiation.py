@@ -13,8 +13,8 @@ from slipstream_kernels.draft_protocol.records import DeviceQueueAddress, Device
 from slipstream_kernels.draft_protocol.tree_wire import TreeReader
 from slipstream_kernels.ipc.segment import SegmentError
 from slipstream_kernels.sync.hybrid_event import HybridEvent
-from verify_service.draft_link.attachment import CUDA_IPC, GRPC, SHM, Attachment
-from verify_service.draft_link.link_config import LinkConfig
+from verify_service.draft_link.attachment import Attachment
+from verify_service.draft_link.link_config import CUDA_IPC, GRPC, SHM, LinkConfig
 from verify_service.draft_link.records import AttachReply, AttachRequest, LinkFacts
 from verify_service.draft_link.routing.hidden_state_feed import MESSAGE_BYTES
 from verify_service.draft_link.transports.base import StreamTransport, Transport, Wake

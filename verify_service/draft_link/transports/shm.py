@@ -27,8 +27,8 @@ from slipstream_kernels.ipc.byte_ring import (
     writer,
 )
 from slipstream_kernels.ipc.segment import Segment
-from verify_service.draft_link.attachment import CUDA_IPC, SHM
 from verify_service.draft_link.codec import decode_replies, encode_commands, message_limit
+from verify_service.draft_link.link_config import CUDA_IPC, SHM
 from verify_service.draft_link.records import Command
 from verify_service.draft_link.send_queue import SendQueue
 from verify_service.draft_link.transports.base import Wake

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_file import FLOATS, open_weights, weight_files
+from slipstream_kernels.models.kv_dtype import KVDtype
 from slipstream_kernels.models.kv_form import FLOAT, KVForm
 
 _log = logging.getLogger(__name__)
-
-KVDtype = Literal["auto", "bfloat16", "float32", "fp8", "fp8_e4m3"]
-"""What an operator may ask for."""
-KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 
 _NAMES = {
     "k_scale": ("k_scale", "k_proj.k_scale", "k_proj.output_scale"),

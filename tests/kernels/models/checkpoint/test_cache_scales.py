@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream_kernels.models.checkpoint.cache_scales import KVDtype, kv_form
+from slipstream_kernels.models.checkpoint.cache_scales import kv_form
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.models.kv_dtype import KVDtype
 from slipstream_kernels.models.kv_form import FLOAT, KVForm
 from support.models import make_tiny_model
 from support.quantised_models import FORMS, write_quantised
