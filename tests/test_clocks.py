@@ -13,7 +13,7 @@ SHOWN = {
     "protos/slipstream/chat_template.py": "strftime_now of chat templates",
     "protos/slipstream/rpc/logs.py": "the time of a line",
     "protos/slipstream/tracing/otel.py": "the times of spans",
-    "verify_service/server/adapter_metrics.py": "the value of a metric",
+    "verify_service/server/metrics/adapter_metrics.py": "the value of a metric",
 }
 """The only ones that ask for the time of day, and what they show it as."""
 

@@ -17,7 +17,7 @@ from gateway.replicas.replica_figures import ReplicaFigures
 from slipstream.rpc.vllm_metrics import GATEWAY_NAMES, VERIFY_NAMES
 from support.metrics_states import DRAFTER, LOOP
 from verify_service.draft_link.link_state import LinkState
-from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.metrics.verify_metrics import VerifyMetrics
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(slipstream_\w+)` \| (\w+) \|", re.MULTILINE)

@@ -26,7 +26,7 @@ from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
 from verify_service.server import verify_servicer as service
 from verify_service.server.adapter_loader import AdapterLoader
-from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.metrics.verify_metrics import VerifyMetrics
 from verify_service.server.server_info import ServerInfo
 from verify_service.server.verify_servicer import Backend, VerifyServicer
 

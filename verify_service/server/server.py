@@ -40,7 +40,7 @@ from verify_service.grammar.trials import GrammarTrials
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool
 from verify_service.server import verify_servicer as service
 from verify_service.server.adapter_loader import AdapterLoader
-from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.metrics.verify_metrics import VerifyMetrics
 from verify_service.server.model_loader import Loaded, load
 from verify_service.server.server_info import ServerInfo
 from verify_service.server.stats_log import StatsLog

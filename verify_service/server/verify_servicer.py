@@ -36,7 +36,7 @@ from verify_service.server.codec import (
     encode_state,
     encode_unloaded,
 )
-from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.metrics.verify_metrics import VerifyMetrics
 from verify_service.server.request_traces import RequestTraces
 from verify_service.server.server_info import ServerInfo
 from verify_service.server.session import Session

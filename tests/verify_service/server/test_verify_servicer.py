@@ -20,7 +20,7 @@ from support.drafters import WireDrafter, tree_reply, wire_drafter
 from support.served_verify import PROMPT, Client, Served, served
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.server import verify_servicer as service
-from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.metrics.verify_metrics import VerifyMetrics
 from verify_service.server.verify_servicer import VerifyServicer
 
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from support.metrics_states import EXPERTS, LOOP
 from verify_service.core.expert_overlap import ExpertOverlap
 from verify_service.draft_link.link_state import LinkState
-from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.metrics.verify_metrics import VerifyMetrics
 
 
 def published(experts: ExpertOverlap | None) -> CollectorRegistry:

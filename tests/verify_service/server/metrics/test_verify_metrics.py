@@ -9,7 +9,7 @@ from slipstream.rpc.errors import ResourceExhaustedError
 from support.metrics_states import DRAFTER, LOOP
 from verify_service.core.request import RequestKey, StepOutput
 from verify_service.draft_link.link_state import LinkState
-from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.metrics.verify_metrics import VerifyMetrics
 
 
 def test_steps_and_ends_are_counted() -> None:

@@ -16,8 +16,8 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.request import StepOutput
 from verify_service.draft_link.link_state import DrafterState, LinkState
 from verify_service.engine.loop_stats import LoopState
-from verify_service.server.adapter_metrics import adapter_metrics
-from verify_service.server.expert_metrics import expert_metrics
+from verify_service.server.metrics.adapter_metrics import adapter_metrics
+from verify_service.server.metrics.expert_metrics import expert_metrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)

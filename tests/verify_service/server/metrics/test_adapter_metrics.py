@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from slipstream.rpc.vllm_metrics import VERIFY_NAMES, with_vllm_names
 from support.metrics_states import LOOP
 from verify_service.draft_link.link_state import LinkState
-from verify_service.server.metrics import VerifyMetrics
+from verify_service.server.metrics.verify_metrics import VerifyMetrics
 
 
 def published(slots: int) -> CollectorRegistry:

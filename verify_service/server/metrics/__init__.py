@@ -1,0 +1,1 @@
+"""What Prometheus is shown of the verify service."""
