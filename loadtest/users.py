@@ -21,6 +21,8 @@ from slipstream.rpc.channel import open_sync_channel
 from slipstream.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
 
 MILLISECONDS = 1e3
+PAUSE_SECONDS = 0.5
+"""What a user whose request has failed waits for: a server that is not there is asked no thousand times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class StreamUser(User):
             error = caught
         ended = answer.last_token if answer else time.perf_counter()
         self._fire("chat", ended - started, answer.tokens if answer else 0, error, {"answer": answer})
+        if error:
+            time.sleep(PAUSE_SECONDS)
         if answer:
             self._fire("chat TTFT", answer.ttft, 0, None, {})
             if answer.tpot is not None:
