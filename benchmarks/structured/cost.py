@@ -141,10 +141,11 @@ async def _measure(options: argparse.Namespace) -> int:
                     for law in ("0", "1, top-p 0.9")
                 ]
             else:
-                found = await first_use(
-                    plain.http_url, options.streams, options.new_schemas, options.entries, options.seed
-                )
-                content[part] = {kind: found[kind].document() for kind in KINDS}
+                content[part] = {}
+                counts = options.streams, options.new_schemas, options.entries, options.seed
+                for kind in KINDS:
+                    content[part][kind] = (await first_use(plain.http_url, kind, *counts)).document()
+                    _tell(options, content)
             _tell(options, content)
         content["failures"] = failures(content)
     _tell(options, content)

@@ -92,36 +92,34 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(1000 * (percentile(seconds, part) or 0.0), 3) for name, part in parts.items()}
 
 
-async def first_use(url: str, streams: int, count: int, entries: int, seed: int) -> dict[str, FirstUse]:
-    """Bring so many new schemas of each kind, one after another, under free streams that never end."""
-    pick = Random(seed)
+async def first_use(url: str, kind: str, streams: int, count: int, entries: int, seed: int) -> FirstUse:
+    """Bring so many new schemas of one kind, one after another, under free streams that never end."""
+    pick, found = Random(seed), FirstUse()
     makers: dict[str, Callable[[], Schema]] = {
         USUAL: lambda: large_schema(pick, entries),
         DEAR: lambda: large_schema(pick, _DEAR * entries),
         HOSTILE: lambda: hostile_schema(pick),
     }
-    found = {kind: FirstUse() for kind in KINDS}
-    for kind, use in found.items():
-        arrivals: list[list[float]] = []
-        windows: list[tuple[float, float]] = []
-        limits = httpx.Limits(max_connections=None)
-        async with (
-            httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client,
-            _running(client, streams, arrivals),
-        ):
-            took = SETTLE_SECONDS
-            for number in range(count):
-                schema = makers[kind]()
-                for times in (use.first, use.again):
-                    await asyncio.sleep(max(SETTLE_SECONDS, 1.5 * took) if times is use.first else SETTLE_SECONDS)
-                    began = time.perf_counter()
-                    use.refused += not await _first_token(client, schema, seed + number)
-                    ended = time.perf_counter()
-                    times.append(ended - began)
-                    if times is use.first:
-                        windows.append((began, ended))
-                        took = ended - began
-        use.add_gaps(arrivals, windows)
+    arrivals: list[list[float]] = []
+    windows: list[tuple[float, float]] = []
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client,
+        _running(client, streams, arrivals),
+    ):
+        took = SETTLE_SECONDS
+        for number in range(count):
+            schema = makers[kind]()
+            for times in (found.first, found.again):
+                await asyncio.sleep(max(SETTLE_SECONDS, 1.5 * took) if times is found.first else SETTLE_SECONDS)
+                began = time.perf_counter()
+                found.refused += not await _first_token(client, schema, seed + number)
+                ended = time.perf_counter()
+                times.append(ended - began)
+                if times is found.first:
+                    windows.append((began, ended))
+                    took = ended - began
+    found.add_gaps(arrivals, windows)
     return found
 
 

@@ -4,9 +4,9 @@
 
 Over the control socket it is sent one byte with a socket for every trial wanted. The trial reads a pickled grammar from
 its socket to its end, and writes a verdict: JSON with `field` and `message` of what it is refused for, empty where it
-is taken, or with `signal` where that has ended the child, or with `unable` where there was none. An alarm of the kernel
-ends a child that takes longer than it may, whatever it is at; so do the limit on its memory, and a stack that is too
-small.
+is taken, or with `signal` where that has ended the child, or with `unable` where there was none. Timers of the kernel
+end a child that takes more of a processor than it may, whatever it is at, or has got none for long; so do the limit on
+its memory, and a stack that is too small.
 
 It ends when the control socket does, and its children with it. Signals of a terminal or a supervisor are the verify
 service's business, and ignored here.
@@ -35,13 +35,16 @@ from slipstream.panics import is_panic
 from slipstream.process_limits import end_with, limit_memory
 from slipstream.rpc.errors import InvalidArgumentError
 
+OUT_OF_TIME, OUT_OF_PATIENCE = signal.SIGPROF, signal.SIGALRM
+"""What ends a trial that has had its time of a processor, and one that has not had it for BUSY times as long."""
+BUSY = 30
 MEMORY_BYTES = 1 << 30
 """That a trial may take beyond its stack and the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialServerOptions:
-    """What the server is started with. `seconds` is the longest that a trial may take."""
+    """What the server is started with. `seconds` of a processor is the longest that a trial may take."""
 
     folder: str
     vocab_size: int
@@ -108,7 +111,8 @@ class _TrialServer:
         try:
             end_with(server)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.signal(OUT_OF_TIME, signal.SIG_DFL)
+            signal.signal(OUT_OF_PATIENCE, signal.SIG_DFL)
             for inherited in (self._control, self._woken, self._waker, *self._trials.values()):
                 inherited.close()
             limit_memory(STACK_BYTES + MEMORY_BYTES)
@@ -119,8 +123,10 @@ class _TrialServer:
 
     def _try(self, connection: socket.socket) -> None:
         grammar = pickle.loads(_read(connection))  # noqa: S301 - written by our own verify service
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        signal.setitimer(signal.ITIMER_PROF, self._seconds)
+        signal.setitimer(signal.ITIMER_REAL, BUSY * self._seconds)
         verdict = run_deep(lambda: _verdict(grammar, self._tokenizer))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _tell(connection, verdict)
 

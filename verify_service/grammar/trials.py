@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple, Self
 
 from slipstream.grammar.grammar import Grammar
 from slipstream.packages import child_environment
-from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError
-from verify_service.grammar.trial_server import TrialServerOptions
+from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError, SlipstreamError
+from verify_service.grammar.trial_server import BUSY, OUT_OF_PATIENCE, OUT_OF_TIME, TrialServerOptions
 
 TRIAL_SECONDS: Final = 2.0
-"""The longest that a grammar may take to compile."""
+"""Of a processor: the longest that a grammar may take to compile, however busy the machine is."""
 _PATIENCE_SECONDS: Final = 120.0
 """Longer than the server takes to load any tokenizer, and a trial."""
 _RETRY_SECONDS: Final = 1.0
@@ -40,7 +40,7 @@ class GrammarTrials:
 
     @property
     def seconds(self) -> float:
-        """The longest that a trial takes, once it has begun."""
+        """Of a processor, the longest that a trial takes."""
         return self._options.seconds
 
     def start(self) -> None:
@@ -52,7 +52,8 @@ class GrammarTrials:
         """Return once a grammar is known to compile in time.
 
         Raises InvalidArgumentError, whose field is such as `grammar.json_schema`, where it is refused, takes longer
-        than it may, or ends the process that tries it. ResourceExhaustedError where there is no such process.
+        than it may, or ends the process that tries it. ResourceExhaustedError where there is no such process, or no
+        processor for it.
         """
         told = pickle.dumps(grammar, pickle.HIGHEST_PROTOCOL)
         verdict = self._asked(told) or self._asked(told)
@@ -72,8 +73,13 @@ class GrammarTrials:
             if self._server is not None:
                 self._end(self._server)
 
-    def _ended(self, field: str, by: signal.Signals) -> InvalidArgumentError:
-        if by is signal.SIGALRM:
+    def _ended(self, field: str, by: signal.Signals) -> SlipstreamError:
+        if by is OUT_OF_PATIENCE:
+            return ResourceExhaustedError(
+                f"{field} was not compiled: the machine is too busy to do that in {BUSY * self.seconds:g} s",
+                retry_after=_RETRY_SECONDS,
+            )
+        if by is OUT_OF_TIME:
             reason = f"takes longer to compile than the limit of {self.seconds:g} s"
         else:
             reason = f"cannot be compiled: that ends its process ({by.name})"

@@ -17,7 +17,7 @@ import pytest
 
 from slipstream.grammar.grammar import Grammar
 from slipstream.grammar.tokenizer import load_tokenizer
-from slipstream.rpc.errors import InvalidArgumentError, SlipstreamError
+from slipstream.rpc.errors import InvalidArgumentError, ResourceExhaustedError, SlipstreamError
 from support.schemas import ENDLESS
 from verify_service.grammar.compiler import GrammarCompiler, Result
 from verify_service.grammar.matcher import CompiledGrammar
@@ -118,6 +118,19 @@ def test_a_trial_that_ends_its_process_is_refused_by_name(patient: GrammarTrials
     (child,) = children(server_of(patient))
     os.kill(child, signal.SIGSEGV)
     assert answers.get(timeout=60) == "grammar.json_schema cannot be compiled: that ends its process (SIGSEGV)"
+
+
+def test_a_trial_that_gets_no_processor_is_not_held_against_its_grammar(patient: GrammarTrials) -> None:
+    told = queue.SimpleQueue[Result]()
+    tokenizer = load_tokenizer(Path(patient._options.folder), vocab_size=512, eos_token_ids=(2,))
+    compiler = GrammarCompiler(lambda: tokenizer, patient)
+    for _ in range(2):  # it is tried again, as nothing is known of it
+        assert compiler.compile(endless(), told.put) is None
+        wait_for(lambda: tries_now(patient) is not None)
+        os.kill(children(server_of(patient))[0], signal.SIGALRM)
+        answer = told.get(timeout=60)
+        assert isinstance(answer, ResourceExhaustedError)
+        assert "the machine is too busy to do that in 1800 s" in answer.message
 
 
 def test_a_server_that_was_killed_is_started_again(patient: GrammarTrials) -> None:
