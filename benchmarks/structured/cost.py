@@ -14,7 +14,8 @@ where each row is masked.
 First use: new schemas under free streams, one after another: usual ones, which take 0.1 s to compile, dear ones of four
 times the size, and hostile ones, which are refused when the time is over that a grammar may take. Told are the times to
 the first token of their requests, first and again, and the longest gaps between tokens of the streams: while a request
-of a new schema waited, and for as long a time before it, so that whatever else is at work on the machine is in both.
+of a new schema waited, for as long a time before it, and while the same request waited once more, so that whatever else
+is at work on the machine is in all of them, and the prompt of the request in two.
 
 Exit status 1 where calls held to a grammar that drafts are not 1.15 times as fast as free plain decoding at any
 concurrency, or steps of the crowd wait for masks more than 2 % of their time, or gaps are longer by more than one step

@@ -20,12 +20,14 @@ from benchmarks.structured.answers import REQUEST_SECONDS
 from benchmarks.structured.cases import MODEL
 from benchmarks.structured.schemas import Schema, record, several, text
 
-LONGER: Final = "longest gap beside a new schema less that of as long a time before it, in mean gaps"
+LONGER: Final = "longest gap beside a new schema less that before it or beside it as a known one, in mean gaps"
 """A mean gap is a step's time: tokens of several steps may arrive together. The median over all schemas of a kind."""
 USUAL, DEAR, HOSTILE = "usual", "dear", "hostile"
 KINDS: Final = (USUAL, DEAR, HOSTILE)
 _DEAR: Final = 4
 """Times as many entries as a usual one."""
+Window = tuple[float, float]
+"""When a request was put, and when it had its first token."""
 SETTLE_SECONDS: Final = 0.25
 """At least, between requests that bring a schema, so that streams run undisturbed before each."""
 
@@ -53,24 +55,27 @@ def hostile_schema(pick: Random) -> Schema:
 class FirstUse:
     """Seconds. first, again: from a request to its first token or refusal, with a new schema and with it once more.
 
-    pairs: of each new schema the longest gap between tokens of a stream while its request waited, and of as long a
-    time before. gaps: all of them.
+    longest: of each schema the longest gap between tokens of a stream while its first request waited, for as long a
+    time before that, and while its second one waited, which has a prompt and a first token, too. gaps: all of them.
     """
 
     first: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
-    pairs: list[tuple[float, float]] = field(default_factory=list)
+    longest: list[tuple[float, float, float]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     refused: int = 0
 
-    def add_gaps(self, streams: Sequence[Sequence[float]], windows: Sequence[tuple[float, float]]) -> None:
-        """Take in when tokens of streams arrived, and the windows of time in which requests of new schemas waited."""
+    def add_gaps(self, streams: Sequence[Sequence[float]], first: Sequence[Window], again: Sequence[Window]) -> None:
+        """Take in when tokens of streams arrived, and when requests of new schemas waited, and of known ones."""
         gaps = [pair for stamps in streams for pair in pairwise(stamps)]
         self.gaps += [after - before for before, after in gaps]
-        for begin, end in windows:
-            beside = [after - before for before, after in gaps if before < end and after > begin]
+
+        def beside(begin: float, end: float) -> float:
+            return max((after - before for before, after in gaps if before < end and after > begin), default=0.0)
+
+        for (begin, end), known in zip(first, again, strict=True):
             undisturbed = [after - before for before, after in gaps if 2 * begin - end < after <= begin]
-            self.pairs.append((max(beside, default=0.0), max(undisturbed, default=0.0)))
+            self.longest.append((beside(begin, end), max(undisturbed, default=0.0), beside(*known)))
 
     def document(self) -> dict[str, Any]:
         """Milliseconds."""
@@ -81,9 +86,10 @@ class FirstUse:
             "first token or refusal, new schema": _spread(self.first),
             "the same, known schema": _spread(self.again),
             "gaps between tokens of others": {"mean": round(1000 * mean, 3)} | _spread(self.gaps),
-            "longest gap beside a new schema": _spread([beside for beside, _ in self.pairs]),
-            "longest gap of as long a time before it": _spread([before for _, before in self.pairs]),
-            LONGER: round(statistics.median((beside - before) / mean for beside, before in self.pairs), 2),
+            "longest gap beside a new schema": _spread([each[0] for each in self.longest]),
+            "longest gap of as long a time before it": _spread([each[1] for each in self.longest]),
+            "longest gap beside the same, known": _spread([each[2] for each in self.longest]),
+            LONGER: round(statistics.median((each[0] - max(each[1:])) / mean for each in self.longest), 2),
         }
 
 
@@ -101,7 +107,7 @@ async def first_use(url: str, kind: str, streams: int, count: int, entries: int,
         HOSTILE: lambda: hostile_schema(pick),
     }
     arrivals: list[list[float]] = []
-    windows: list[tuple[float, float]] = []
+    windows: tuple[list[Window], list[Window]] = [], []
     limits = httpx.Limits(max_connections=None)
     async with (
         httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client,
@@ -110,16 +116,15 @@ async def first_use(url: str, kind: str, streams: int, count: int, entries: int,
         took = SETTLE_SECONDS
         for number in range(count):
             schema = makers[kind]()
-            for times in (found.first, found.again):
+            for times, waited in zip((found.first, found.again), windows, strict=True):
                 await asyncio.sleep(max(SETTLE_SECONDS, 1.5 * took) if times is found.first else SETTLE_SECONDS)
                 began = time.perf_counter()
                 found.refused += not await _first_token(client, schema, seed + number)
                 ended = time.perf_counter()
                 times.append(ended - began)
-                if times is found.first:
-                    windows.append((began, ended))
-                    took = ended - began
-    found.add_gaps(arrivals, windows)
+                waited.append((began, ended))
+            took = found.first[-1]
+    found.add_gaps(arrivals, *windows)
     return found
 
 

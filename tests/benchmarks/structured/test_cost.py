@@ -40,11 +40,11 @@ def test_ratios_are_of_each_round() -> None:
 
 def test_gaps_beside_a_new_schema_are_compared_with_those_before_it() -> None:
     found = FirstUse(first=[0.2, 0.4], again=[0.1], refused=1)
-    found.add_gaps([[0.0, 1.0, 2.0, 3.0, 4.5, 6.0], [10.0, 11.0]], [(3.2, 5.0), (10.1, 10.9)])
-    assert found.pairs == [(1.5, 1.0), (1.0, 0.0)], "a stream that begins anew has no gap there"
+    found.add_gaps([[0.0, 1.0, 2.0, 3.0, 4.5, 6.0], [10.0, 11.0]], [(3.2, 5.0), (10.1, 10.9)], [(6.5, 7.0), (5.1, 5.2)])
+    assert found.longest == [(1.5, 1.0, 0.0), (1.0, 0.0, 1.5)], "a stream that begins anew has no gap there"
     document = found.document()
     assert document["first token or refusal, new schema"] == {"median": 300.0, "p99": 398.0, "max": 400.0}
-    assert document[LONGER] == pytest.approx(0.75 / (7 / 6), abs=0.01)
+    assert document[LONGER] == pytest.approx(0.0, abs=0.01), "0.5 longer, and 0.5 shorter"
 
 
 def test_schemas_differ_and_free_requests_have_no_grammar() -> None:
