@@ -50,11 +50,11 @@ class GatewaySettings(GatewayTransportSettings):
     chat_template: Path | None = None
     """Jinja file to write conversations by, in place of the model's own chat template."""
 
-    tool_call_parser: Literal["auto", "none"] | ToolParserName = "auto"
+    tool_call_parser: Literal["auto", "none", ToolParserName] = "auto"
     """How calls of tools are told from text: `auto`, by the form in which the chat template writes earlier calls; or
     hermes, qwen3_coder, llama3_json, pythonic, mistral, openai; or `none`, not at all."""
 
-    reasoning_parser: Literal["auto", "none"] | ReasoningParserName = "auto"
+    reasoning_parser: Literal["auto", "none", ReasoningParserName] = "auto"
     """How reasoning is told from the answer: `auto`, by what the chat template shows; or qwen3, deepseek_r1 (which
     leaves its first tag out), mistral, openai_gptoss; or `none`, not at all."""
 

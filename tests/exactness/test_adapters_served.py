@@ -152,6 +152,8 @@ def test_what_may_not_be_loaded_is_refused_by_name(cluster: Cluster, folder: Pat
     for name, path, status, field in cases:
         answer = load(cluster, name, path)
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, field), answer.text
+    for name, path, words in (("green", "../red", "lora_path is"), ("tiny-target", "green", "lora_name is")):
+        assert load(cluster, name, path).json()["error"]["message"].startswith(words)
     assert "use_dora" in load(cluster, "green", "dora").text
     assert unload(cluster, "green").status_code == 404
     assert load(tiny_cluster, "green", "green").status_code == 403
