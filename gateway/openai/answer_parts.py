@@ -19,7 +19,7 @@ from gateway.output_parsers.registry import AnswerForm
 
 _ALPHABET: Final = string.ascii_letters + string.digits
 _BEGUN_INPUT: Final = re.compile(
-    r'\s*\{\s*"input"\s*:\s*("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+)(?:\\(?:u[0-9a-fA-F]{0,3})?|"\s*)?\Z'
+    r'\s*\{\s*"input"\s*:\s*("(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)(?:\\(?:u[0-9a-fA-F]{0,3})?|"\s*)?\Z'
 )
 """The arguments of a custom tool up to somewhere within the string; its last letter may be written in part."""
 _HALVES: Final = "".join(map(chr, range(0xD800, 0xDC00)))

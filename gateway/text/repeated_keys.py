@@ -5,58 +5,60 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 from gateway.core.limits import shortened
 from slipstream.rpc.errors import InvalidArgumentError
 
-_TEXT: Final[dict[str, Any]] = {"parse_int": str, "parse_float": str, "parse_constant": str}
-"""Numbers are not looked at: one of thousands of digits takes long, or is refused by Python."""
-
-
-_LARGE: Final = 1 << 16
-"""Bytes of a body from which on texts in it are not decoded, which may take many times their size."""
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"(\s*+:)?', re.DOTALL)
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """An object, as its keys and values in order."""
+_STRING: Final = rb'("(?:[^"\\]++|\\.)*+")\s*+(:)?'
+_TOKEN: Final = re.compile(rb'[^"\[{\]}]*+(?:%s|([\[{])|([\]}])|\Z)' % _STRING, re.DOTALL)
+_STEP: Final = re.compile(rb"%s|([\[{])|([\]}])|(,)" % _STRING, re.DOTALL)
+_TEXT, _KEY, _OPEN, _CLOSE, _COMMA = 1, 2, 3, 4, 5
+"""Groups: a string is a key where a colon follows it."""
 
 
 def check_repeated_keys(body: bytes | bytearray, ignored: Collection[str] = ()) -> None:
-    """InvalidArgumentError, naming the field, if an object of `body` has a key twice.
+    """InvalidArgumentError, naming the field, for the first key that an object of `body` has twice.
 
-    The body has been found valid. Values of the fields `ignored` of the body itself are not looked at.
+    The body has been found valid, and is read without being decoded: memory goes to the keys of the objects around one
+    place alone. Values of the fields `ignored` of the body itself are not looked at.
     """
-    repeated = False
-
-    def note(pairs: list[tuple[str, Any]]) -> None:
-        nonlocal repeated
-        repeated = repeated or len({key for key, _ in pairs}) < len(pairs)
-
-    short = _STRING.sub(_without_text, body) if len(body) > _LARGE else body
-    json.loads(short, object_pairs_hook=note, **_TEXT)
-    if repeated:
-        _find(json.loads(short, object_pairs_hook=_Pairs, **_TEXT), ignored)
-
-
-def _without_text(string: re.Match[bytes]) -> bytes:
-    """A key as it is, and a text as an empty one."""
-    return b'""' if string[1] is None else string[0]
-
-
-def _find(body: _Pairs, ignored: Collection[str]) -> None:
-    """Raise for the first key that stands twice, from the outside in."""
-    waiting: list[tuple[str, Any]] = [("", body)]
-    for path, value in waiting:  # which grows meanwhile
-        if not isinstance(value, _Pairs):
-            waiting += [(f"{path}[{index}]", entry) for index, entry in enumerate(value) if isinstance(entry, list)]
-            continue
-        seen: set[str] = set()
-        for key, entry in value:
-            field = f"{path}.{shortened(key)}".lstrip(".")
-            if key in seen:
+    around: list[set[str]] = []  # the keys so far of each object, or list, that has not ended
+    is_ignored = False
+    for match in _TOKEN.finditer(body):
+        group = match.lastindex
+        if group == _KEY:
+            name = _decoded(match[_TEXT])
+            if name in around[-1] and not (is_ignored and len(around) > 1):
+                field = _field(body, match.start(_TEXT))
                 raise InvalidArgumentError(f"{field} stands twice in its object", field=field)
-            seen.add(key)
-            if isinstance(entry, list) and not (value is body and key in ignored):
-                waiting.append((field, entry))
+            around[-1].add(name)
+            if len(around) == 1:
+                is_ignored = name in ignored
+        elif group == _OPEN:
+            around.append(set())
+        elif group == _CLOSE:
+            around.pop()
+
+
+def _decoded(key: bytes) -> str:
+    text: str = json.loads(key) if b"\\" in key else key[1:-1].decode()
+    return text
+
+
+def _field(body: bytes | bytearray, at: int) -> str:
+    """The way to the key that begins at the byte `at`."""
+    steps: list[str | int] = []
+    for match in _STEP.finditer(body):
+        group = match.lastindex
+        if group == _KEY:
+            steps[-1] = _decoded(match[_TEXT])
+            if match.start() == at:
+                break
+        elif group == _OPEN:
+            steps.append(0 if match[_OPEN] == b"[" else "")
+        elif group == _CLOSE:
+            steps.pop()
+        elif group == _COMMA and isinstance(last := steps[-1], int):
+            steps[-1] = last + 1
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps).lstrip(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -123,7 +124,7 @@ def test_a_client_that_leaves_ends_its_request(secured: Secured, how: str) -> No
         socket.socket.shutdown(connection, socket.SHUT_WR)
     else:
         connection.setblocking(False)
-        with pytest.raises(ssl.SSLWantReadError):
+        with contextlib.suppress(ssl.SSLWantReadError):  # unless the answer to it is there at once
             connection.unwrap()
     secured.verify.wait_for(lambda seen: len(seen.cancels) == 1)
     connection.close()
