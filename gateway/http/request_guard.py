@@ -88,7 +88,7 @@ def _check_media_type(values: list[bytes]) -> None:
 
 
 def _check_coding(values: list[bytes]) -> None:
-    if values and values != [b"identity"]:
+    if any(value.strip().lower() != b"identity" for value in values):
         named = b", ".join(values).decode("latin-1")[:_SHOWN]
         raise UnsupportedMediaTypeError(
             f"the body may not be compressed, its Content-Encoding is {named!r}", field="content-encoding"
