@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -51,10 +52,16 @@ def spans(receiver: OtlpReceiver, service: str, id_: str, count: int = 1):
     )
 
 
-def test_every_choice_is_a_child_of_its_request(cluster, receiver):
-    usage = complete(cluster, "family-1", n=2)["usage"]
-    (parent,) = spans(receiver, "slipstream-gateway", "family-1")
-    children = spans(receiver, "slipstream-verify", "family-1", 2)
+@pytest.fixture
+def id_() -> str:
+    """A request's own, each time that a test is tried: spans of all of them come to one receiver."""
+    return f"traced-{uuid4().hex}"
+
+
+def test_every_choice_is_a_child_of_its_request(cluster, receiver, id_):
+    usage = complete(cluster, id_, n=2)["usage"]
+    (parent,) = spans(receiver, "slipstream-gateway", id_)
+    children = spans(receiver, "slipstream-verify", id_, 2)
     assert (parent.trace_id, parent.parent_id) == (TRACE, SPAN)
     for child in children:
         assert (child.name, child.kind, child.failed) == ("verify", SERVER, False)
@@ -75,11 +82,11 @@ def test_every_choice_is_a_child_of_its_request(cluster, receiver):
     assert SECRET not in repr(receiver.spans)
 
 
-def test_a_request_stays_one_when_its_verify_service_dies(cluster, receiver):
-    (undisturbed,) = complete(cluster, "calm-1", max_tokens=400)["choices"]
+def test_a_request_stays_one_when_its_verify_service_dies(cluster, receiver, id_):
+    (undisturbed,) = complete(cluster, f"{id_}-calm", max_tokens=400)["choices"]
     body = BODY | {"model": cluster.layout.model.name, "max_tokens": 400, "stream": True}
     url, text, alive = f"{cluster.http_url}/v1/completions", "", True
-    with httpx.stream("POST", url, json=body, headers=HEADERS | {"x-request-id": "killed-1"}, timeout=240) as reply:
+    with httpx.stream("POST", url, json=body, headers=HEADERS | {"x-request-id": id_}, timeout=240) as reply:
         for line in reply.iter_lines():
             if line.startswith("data: {"):
                 text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
@@ -88,11 +95,17 @@ def test_a_request_stays_one_when_its_verify_service_dies(cluster, receiver):
                     cluster.start("verify")
                     alive = False
     assert text == undisturbed["text"]
-    (parent,) = spans(receiver, "slipstream-gateway", "killed-1")
-    ((at, told),) = [(at, told) for name, at, told in parent.events if name == "resumed"]
-    (child,) = spans(receiver, "slipstream-verify", "killed-1")
+    (parent,) = spans(receiver, "slipstream-gateway", id_)
+    resumes = [(at, told) for name, at, told in parent.events if name == "resumed"]
+    assert parent.attributes[names.RESUMES] == len(resumes) >= 1  # a crowded machine may lose a connection besides
+    at, told = resumes[-1]
+
+    def is_the_last(span) -> bool:
+        asked = span.attributes[names.REQUEST_ID]
+        return (span.service, asked) == ("slipstream-verify", id_) and span.ended > at
+
+    (child,) = receiver.wait_for(is_the_last, seconds=120)
     assert (child.trace_id, child.parent_id) == (TRACE, parent.span_id)
     assert 0 < child.attributes[names.PRIOR_TOKENS] == told[names.RESUMED_POSITION] < 400
     assert told[names.RESUMED_FROM] == told[names.RESUMED_TO] == parent.attributes[names.REPLICA]
     assert parent.begun < at < child.ended < parent.ended
-    assert parent.attributes[names.RESUMES] == 1
