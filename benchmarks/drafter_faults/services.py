@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 
 from benchmarks.drafter_faults.holdings import Holdings, Sample
-from benchmarks.lib.repository import ROOT
 from benchmarks.lib.runner import verify_state
+from benchmarks.lib.server_process import with_test_modules
 from launcher.services.commands import Layout, join_address
 from launcher.services.free_ports import free_ports
 from launcher.services.process import ServiceCommand, ServiceProcess
@@ -164,15 +164,13 @@ def supervised(
     drafters: int = 1,
 ) -> Iterator[Services]:
     """Start all services, `drafters` of them draft services; wait until all is attached, and end them afterwards."""
-    paths = [str(ROOT / part) for part in ("", "kernels", "protos", "tests")]
-    modules = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     cluster = Cluster(
         model,
         draft=draft,
         verify_args=verify,
         draft_args=drafter,
         gateway_args=("--resume-seconds", "240"),
-        env={"PYTHONPATH": modules, **environment},
+        env={**with_test_modules(), **environment},
     )
     layout, log = cluster.layout, list[str]()
     drafting = [layout.drafter, *_more_drafters(layout, drafters - 1)]

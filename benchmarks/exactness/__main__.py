@@ -34,6 +34,7 @@ from benchmarks.lib.random_adapter import write_random_adapter
 from benchmarks.lib.report import machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_DRAFT_MODEL, DEMO_MODEL, ROOT
 from benchmarks.lib.runner import Answer, Runner, connect, verify_state
+from benchmarks.lib.server_process import with_test_modules
 from launcher.supervision.cluster import Cluster
 from slipstream_kernels.models.kv_dtype import KV_DTYPES
 
@@ -219,7 +220,7 @@ class Exactness:
         if self.adapters:
             verify_args += ["--max-lora-rank", str(max(ADAPTER_RANKS))]
         verify_args += self.options.verify_args
-        return Cluster(self.model, draft=proposers, verify_args=verify_args, env={"PYTHONPATH": str(ROOT / "tests")})
+        return Cluster(self.model, draft=proposers, verify_args=verify_args, env=with_test_modules())
 
     # --- Results ---
 

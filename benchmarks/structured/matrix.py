@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from benchmarks.lib.repository import DEMO_DRAFT_MODEL, DEMO_HEAD, ROOT
+from benchmarks.lib.repository import DEMO_DRAFT_MODEL, DEMO_HEAD
+from benchmarks.lib.server_process import with_test_modules
 from benchmarks.structured.answers import Answer, misfit
 from benchmarks.structured.cases import MODEL, Case
 from launcher.services.process import Spawner
@@ -61,7 +61,7 @@ def started(model: Path, oracle: Path | None = None, spawner: Spawner | None = N
             "warning",
         ),
         gateway_args=("--chat-template", str(TEMPLATE), "--tool-call-parser", "hermes", "--log-level", "warning"),
-        env={"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))},
+        env=with_test_modules(),
         spawner=spawner,
     )
 
