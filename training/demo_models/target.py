@@ -121,13 +121,26 @@ class TargetTraining:
         order = draw_order(documents, ANNEAL_PASSES, sources, keep, left, generator)
         yield from batches(corpus, order, recipe.batch_rows, recipe.row_length, recipe.glue / 2, recipe.seed + 1)
 
-    def polish(self, documents: Documents, sources: list[str], stops: list[int], rounds: int = 2) -> None:
-        """Let the target answer, find what it repeats, and train it away amid ordinary answers."""
+    def polish(
+        self,
+        documents: Documents,
+        sources: list[str],
+        stops: list[int],
+        rounds: int = 2,
+        has_time: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Let the target answer, find what it repeats, and train it away amid ordinary answers.
+
+        A round begins if `has_time` says so.
+        """
         recipe = self.options.recipe
         steps = recipe.polish_steps // rounds
         if not steps:
             return
         for number in range(rounds):
+            if not has_time():
+                self.progress.say(f"polish round {number}: no time is left for it")
+                return
             model = frozen_copy(self.model)
             prompts = draw_prompts(
                 documents, PROMPT_PASSES, sources, recipe.polish_prompts, recipe.row_length - 200, recipe.seed + number

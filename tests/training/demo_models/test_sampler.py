@@ -1,8 +1,10 @@
 """Cached, batched, padded sampling equals the plain forward pass; acceptance arithmetic; losses."""
 
+import pytest
 import torch
 
 from training.common.model import CausalLM
+from training.demo_models import sampler
 from training.demo_models.answers import repeated_positions
 from training.demo_models.evaluate import agreement, chain_steps
 from training.demo_models.losses import distillation_loss, signed_loss
@@ -20,6 +22,20 @@ def test_greedy_answers_equal_plain_decoding(model: CausalLM) -> None:
             assert int(model.float_logits(model.hidden(torch.tensor([tokens])))[0, -1].argmax()) == token
             tokens.append(token)
         assert answer[-1] == 3 or len(answer) == 12
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3])
+def test_prompts_of_a_group_pass_the_model_in_parts(
+    model: CausalLM, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[5 + i + j for j in range(1 + 3 * i % 11)] for i in range(17)]
+    whole = generate(model, prompts, [0.0] * 17, 6, [3], seed=0)
+    passed: list[int] = []
+    model.layers[0].mlp.register_forward_pre_hook(lambda _, inputs: passed.append(inputs[0].shape[:-1].numel()))
+    monkeypatch.setattr(sampler, "PASS_TOKENS", 11 * rows_at_once)
+    assert generate(model, prompts, [0.0] * 17, 6, [3], seed=0) == whole
+    assert max(passed) <= max(17, 11 * rows_at_once)  # a step of decoding is a token a row
+    assert sum(passed[: -(-17 // rows_at_once)]) < 17 * 11  # and prompts are padded to their part's longest
 
 
 def test_temperature_draws_and_repeats_by_seed(model: CausalLM) -> None:

@@ -24,7 +24,7 @@ from training.common.mixture_model import MixtureLM
 from training.common.model import initialise
 from training.demo_models.data import batches, to_corpus
 from training.demo_models.evaluate import heldout_report, sample_answers
-from training.demo_models.experts.head import answered, features, train_head
+from training.demo_models.experts.head import answered, features, seconds_left, train_head
 from training.demo_models.experts.settings import MixtureOptions, parse
 from training.demo_models.export import export
 from training.demo_models.losses import balanced_loss
@@ -39,6 +39,10 @@ HEAD_NAME = "slipstream-demo-experts-eagle3"
 TIMED_STEPS = 4
 OPTIMIZER_SHARE = 1.15
 """A step's time over that of its passes, as was measured of the demo model's."""
+TARGET_SHARE = 0.55
+"""The most of the time left that the target's steps may have."""
+POLISH_RESERVE = 1.5
+"""Of the head's seconds, which must be left where a round of polishing begins."""
 
 
 def start_preparation(options: MixtureOptions) -> subprocess.Popen[bytes]:
@@ -91,8 +95,10 @@ def run(options: MixtureOptions) -> None:
     preparation = start_preparation(options)
     with progress.phase("compile"):
         training = build(options, progress)
-        steps = min(options.recipe.target_steps, int(options.recipe.target_seconds / step_seconds(training)))
-    options = replace(options, recipe=replace(options.recipe, target_steps=max(1, steps)))
+        step = step_seconds(training)
+        seconds = min(options.recipe.target_seconds, TARGET_SHARE * seconds_left(options, progress))
+        steps = max(1, min(options.recipe.target_steps, int(seconds / step)))
+    options = replace(options, recipe=replace(options.recipe, target_steps=steps))
     training.options = options
     progress.results["recipe"] = asdict(options.recipe)
     with progress.phase("wait for tokens"):
@@ -107,7 +113,8 @@ def run(options: MixtureOptions) -> None:
         training.train(documents, sources)
     export(frozen_copy(training.model), tokenizer, folder)
     with progress.phase("polish"):
-        training.polish(documents, sources, stops)
+        reserve = POLISH_RESERVE * options.recipe.head_seconds
+        training.polish(documents, sources, stops, has_time=lambda: seconds_left(options, progress) >= reserve)
     target = frozen_copy(training.model)
     export(target, tokenizer, folder)
     assert isinstance(target, MixtureLM)
@@ -118,17 +125,25 @@ def run(options: MixtureOptions) -> None:
     seed = options.recipe.seed
     with progress.phase("answers"):
         said = answered(
-            options, target, asked, sources, stops, count=options.recipe.head_answers, greedy=False, seed=seed
+            options, progress, target, asked, sources, stops, count=options.recipe.head_answers, greedy=False, seed=seed
         )
         kept = answered(
-            options, target, heldout, sources, stops, count=options.recipe.head_heldout, greedy=True, seed=seed
+            options,
+            progress,
+            target,
+            heldout,
+            sources,
+            stops,
+            count=options.recipe.head_heldout,
+            greedy=True,
+            seed=seed,
         )
     progress.say(f"{len(said.answers)} answers, {sum(map(len, said.answers)) / 1e6:.1f} M tokens")
     with progress.phase("states"):
         source, test = features(target, folder, said), features(target, folder, kept)
     del training
     with progress.phase("head"):
-        manifest = train_head(options, source, test)
+        manifest = train_head(options, progress, source, test)
     shutil.copytree(options.work / "head" / "head", options.output / HEAD_NAME, dirs_exist_ok=True)
     progress.results["head"] = manifest["heldout"]
     progress.say(f"head: {manifest['heldout']['acceptance_length']} tokens a step, simulated")

@@ -17,12 +17,14 @@ _NOT_USED: Final = ("align_", "draft_", "answers")
 
 @dataclass(frozen=True, slots=True)
 class MixtureRecipe(Recipe):
-    """Defaults fit eight minutes of one H100 or H200. Seconds are the most that a stage may take.
+    """Defaults fit eight minutes of one H100 or H200. Seconds are the most that the run, or a stage, may take.
 
-    Steps are as many as fit into a stage's seconds, so that weights depend on the machine.
+    Steps are as many as fit into a stage's seconds, so that weights depend on the machine. Where the run is short of
+    time, stages do less, and each writes what it has.
     """
 
     seed: int = 23
+    seconds: float = 480.0
     # target: experts of half the demo model's feed-forward width, of which a token has two
     experts: int = 8
     experts_per_token: int = 2
