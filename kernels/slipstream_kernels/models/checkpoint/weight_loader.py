@@ -113,13 +113,14 @@ def used_names(config: ModelConfig, names: Sequence[str]) -> list[str]:
 
 
 def iterate_weights(
-    folder: Path, config: ModelConfig, only: Container[str] | None = None
+    folder: Path, config: ModelConfig, only: Container[str] | None = None, *, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor | QuantisedWeight]]:
     """Name and tensor of all `expected_shapes`, or of `only` these, one after the other: quantised, or in bfloat16.
 
-    Wider types are rounded; norms' weights that the file has less one are float32. Tensors that are not `used_names`
-    are left out. Raises CheckpointError, before any is read, unless names, shapes and types of all others fit exactly;
-    and where a quantised weight's tensors contradict one another.
+    Linear layers that are stored quantised are taken apart on `device`, where they are then. Wider types are rounded;
+    norms' weights that the file has less one are float32. Tensors that are not `used_names` are left out. Raises
+    CheckpointError, before any is read, unless names, shapes and types of all others fit exactly; and where a quantised
+    weight's tensors contradict one another.
     """
     files = weight_files(folder)
     modules = _quantised_modules(config)
@@ -139,7 +140,7 @@ def iterate_weights(
                 done.add(whole)
                 weight: torch.Tensor | QuantisedWeight | list[QuantisedWeight]
                 if module is not None:
-                    weight = _read_module(module, path, file, places)
+                    weight = _read_module(module, path, file, places, device)
                 elif not config.packed_experts or not name.endswith((BLOCKS, SCALES)):
                     weight = file.read(name).to(torch.bfloat16)
                 elif name.endswith(BLOCKS):
@@ -199,7 +200,9 @@ def _quantised_modules(config: ModelConfig) -> list[_Module]:
     return modules
 
 
-def _read_module(module: _Module, path: Path, file: WeightFile, places: Mapping[str, Path]) -> QuantisedWeight:
+def _read_module(
+    module: _Module, path: Path, file: WeightFile, places: Mapping[str, Path], device: torch.device | str
+) -> QuantisedWeight:
     """Of a module's tensors one at least lies in `file`, at `path`."""
     tensors: dict[str, torch.Tensor] = {}
     for part in module.stored:
@@ -208,7 +211,7 @@ def _read_module(module: _Module, path: Path, file: WeightFile, places: Mapping[
             continue
         with ExitStack() as stack:
             source = file if place == path else stack.enter_context(open_weights(place))
-            tensors[part] = source.read(name, quantised=True)
+            tensors[part] = source.read(name, quantised=True).to(device)
     bias = tensors.pop("bias", None)
     if bias is not None and bias.any():
         where = f"{places[f'{module.name}.bias']}: {module.name}.bias"

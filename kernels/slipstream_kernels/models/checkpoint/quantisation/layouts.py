@@ -100,7 +100,7 @@ class _Stored:
 
 
 _Unpacked = tuple[torch.Tensor, torch.Tensor | None]
-"""Codes [outputs, inputs] and zero points [outputs, groups]."""
+"""Codes as a `QuantisedWeight` has them, of `outputs` rows, and zero points [outputs, groups]."""
 
 
 def quantised_weight(
@@ -113,7 +113,6 @@ def quantised_weight(
     scales = tensors[scheme.scale]
     scales = scales.t() if scheme.layout in ("awq", "gptq") else stored.by_row(scales)
     _check_scales(scales, f"{module}.{scheme.scale}")
-    codes = paired(codes) if number == "int4" else codes
     return QuantisedWeight(number, codes.contiguous(), scales.contiguous(), zeros, scheme.group_of(inputs))
 
 
@@ -147,7 +146,8 @@ def _pack(stored: _Stored) -> _Unpacked:
     shape = stored.tensors["weight_shape"].tolist()
     if shape != [outputs, inputs]:
         raise CheckpointError(f"{stored.module}.weight_shape holds {shown(shape)}, expected {[outputs, inputs]}")
-    codes = _unpacked(stored.tensors["weight_packed"], bits, 1)[:, :inputs]
+    # Bits of a word that come first are those of its first byte, so that the bytes are the codes, or pairs of them.
+    codes = stored.tensors["weight_packed"].contiguous().view(torch.uint8)[:, : inputs * bits // 8]
     if stored.scheme.symmetric:
         return codes, None
     return codes, _unpacked(stored.tensors["weight_zero_point"], bits, 0)[:outputs].to(torch.int16)
@@ -157,18 +157,25 @@ def _awq(stored: _Stored) -> _Unpacked:
     place = torch.tensor([_AWQ_COLUMNS.index(column) for column in range(len(_AWQ_COLUMNS))])
     order = (torch.arange(0, stored.outputs, len(place))[:, None] + place).flatten()
     codes, zeros = (_unpacked(stored.tensors[name], stored.scheme.bits, 1)[:, order] for name in ("qweight", "qzeros"))
-    return codes.t(), zeros.t().to(torch.int16).contiguous()
+    return _of_columns(codes, stored), zeros.t().to(torch.int16).contiguous()
 
 
 def _gptq(stored: _Stored) -> _Unpacked:
     order, inputs = stored.tensors.get("g_idx"), stored.inputs
-    if order is not None and not torch.equal(order.long(), torch.arange(inputs) // stored.scheme.group_of(inputs)):
+    if order is not None and not torch.equal(
+        order.long().cpu(), torch.arange(inputs) // stored.scheme.group_of(inputs)
+    ):
         raise CheckpointError(
             f"{stored.module}.g_idx is not in the order of columns (desc_act), which is not supported"
         )
     codes = _unpacked(stored.tensors["qweight"], stored.scheme.bits, 0)
     zeros = _unpacked(stored.tensors["qzeros"], stored.scheme.bits, 1).t().to(torch.int16) + stored.scheme.zero_offset
-    return codes.t(), zeros.contiguous()
+    return _of_columns(codes, stored), zeros.contiguous()
+
+
+def _of_columns(codes: torch.Tensor, stored: _Stored) -> torch.Tensor:
+    """Of codes [inputs, outputs], a byte each."""
+    return paired(codes.t()) if stored.scheme.number == "int4" else codes.t()
 
 
 _UNPACK: Mapping[Layout, Callable[[_Stored], _Unpacked]] = {

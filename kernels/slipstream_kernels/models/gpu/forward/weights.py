@@ -123,7 +123,7 @@ class GpuWeights:
                     len(decoded),
                     decoded[0],
                 )
-        _fill(weights, iterate_weights(folder, config), "loading weights", progress=progress)
+        _fill(weights, iterate_weights(folder, config, device=device), "loading weights", progress=progress)
         return weights.settled()
 
     @classmethod

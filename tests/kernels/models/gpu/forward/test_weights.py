@@ -32,8 +32,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_tiny_model(folder, family=request.param, heads=4, kv_heads=2, tied=tied, shards=2)
 
 
-def load(folder: Path, rank: int = 0, size: int = 1) -> GpuWeights:
-    return GpuWeights.load(folder, ModelConfig.from_folder(folder), "cpu", rank=rank, size=size, progress=False)
+def load(folder: Path, rank: int = 0, size: int = 1, device: str = "cpu") -> GpuWeights:
+    return GpuWeights.load(folder, ModelConfig.from_folder(folder), device, rank=rank, size=size, progress=False)
 
 
 def tensors_of(weights: GpuWeights) -> list[Any]:
@@ -168,6 +168,10 @@ HEAD_TOO = Form({**LARGE_GROUPS["pack4 g128"].config, "ignore": []}, LARGE_GROUP
 
 
 @pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+@pytest.mark.parametrize(
     ("form", "decoded"),
     [
         (FORMS["fp8 block"], 0),
@@ -182,7 +186,7 @@ HEAD_TOO = Form({**LARGE_GROUPS["pack4 g128"].config, "ignore": []}, LARGE_GROUP
     ids=["fp8 block", "fp8 tensor", "int8 zeros", "gptq 8 bits", "awq g128", "head too", "mixed", "awq g32"],
 )
 def test_quantised_weights_are_packed_and_stand_for_the_decoded_model(
-    form: Form, decoded: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    form: Form, decoded: int, device: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On one rank and on two; layers that no kernel takes, and those whose parts differ, are in bfloat16."""
     caplog.set_level("INFO")
@@ -191,7 +195,7 @@ def test_quantised_weights_are_packed_and_stand_for_the_decoded_model(
     )  # fmt: skip
     folder = write_quantised(source, tmp_path / "model", form)
     for rank, size in ((0, 1), (0, 2), (1, 2)):
-        got, expected = (load(each, rank, size) for each in (folder, tmp_path / "model-plain"))
+        got, expected = (load(each, rank, size, device) for each in (folder, tmp_path / "model-plain"))
         pairs = list(zip(parts_of(got), parts_of(expected), strict=True))
         for ours, plain in pairs:
             whole = decode(unpacked(ours)) if isinstance(ours, PackedWeight) else ours
