@@ -5,7 +5,8 @@
 
 OUTPUT becomes a Hugging Face folder that any engine can serve: the text, and with it the acceptance of drafts, is the
 small model's, the cost of a step is the large one's. The shapes are Llama-3.1-8B's (16.1 GB) unless flags say
-otherwise; a mixture of experts takes those of a mixture, such as --shape qwen3-30b-a3b (61 GB). With --random all
+otherwise. At those of a mixture, such as --shape qwen3-30b-a3b (61 GB), a dense model becomes a mixture of Mixtral's
+form whose experts are parts of its feed-forward network; a mixture keeps its form. With --random all
 weights are random instead: a stream that is mostly zeros hides errors of summation order and flatters timings that are
 bound by arithmetic. With --format all linear layers but the head are rounded, as `slipstream quantize` would. With
 --head, a folder with a head that was trained for the model, OUTPUT becomes the widened model's head, which borrows the

@@ -18,6 +18,7 @@ from benchmarks.inflate.shape import Shape
 from benchmarks.inflate.tensors import TensorSource
 from slipstream_kernels.models.checkpoint.model_config import read_json
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
+from slipstream_kernels.models.checkpoint.tensor_names import stored_name
 
 SHARD_BYTES = 4 << 30
 COPIED = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -38,7 +39,9 @@ def write_folder(
     """
     output.mkdir(parents=True, exist_ok=True)
     config = shape.config_json(read_json(model / "config.json"))
-    tensors = source.tensors()
+    tensors: Iterable[tuple[str, torch.Tensor]] = (
+        (stored_name(source.config, name), tensor) for name, tensor in source.tensors()
+    )
     if form is not None:
         quantised = QuantisedTensors(source, form)
         config["quantization_config"] = quantised.quantisation_config

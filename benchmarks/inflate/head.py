@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from benchmarks.inflate.dense_as_mixture import as_mixture
 from benchmarks.inflate.shape import Shape, ShapeError, check
 from benchmarks.inflate.widening import Widening, normal
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig, read_json
@@ -88,7 +89,7 @@ class HeadInflation:
     ) -> None:
         """entries: tokens that it scores."""
         target = ModelConfig.from_folder(model)
-        check(target, shape)
+        check(as_mixture(target, shape), shape)
         shape = shape.head
         self._config = read_json(folder / "config.json")
         read = _read_all(folder)

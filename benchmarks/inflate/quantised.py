@@ -13,7 +13,7 @@ from slipstream_kernels.models.checkpoint.quantisation.layouts import quantised_
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.checkpoint.quantisation.scheme import HEAD_MODULE
-from slipstream_kernels.models.checkpoint.tensor_names import expected_shapes
+from slipstream_kernels.models.checkpoint.tensor_names import expected_shapes, stored_name
 from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 
@@ -27,7 +27,7 @@ class QuantisedTensors:
         self._source = source
         self._form = form
         kept = [
-            name.removesuffix(_WEIGHT)
+            self._module(name)
             for name, shape in expected_shapes(source.config)
             if len(shape) == 2 and name != EMBEDDING and (is_router(name) or not form.takes(shape))
         ]
@@ -40,7 +40,7 @@ class QuantisedTensors:
         """Name and tensor, in the order of `expected_shapes`."""
         assert self._quantisation is not None
         for name, tensor in self._source.tensors():
-            module = name.removesuffix(_WEIGHT)
+            module = self._module(name)
             scheme = self._quantisation.scheme_of(module) if self._is_rounded(name, tensor) else None
             if scheme is None:
                 yield name, tensor
@@ -53,9 +53,9 @@ class QuantisedTensors:
         for name, tensor in self._source.tensors():
             if self._is_rounded(name, tensor):
                 for part, each in self._form.rounded(tensor).items():
-                    yield f"{name.removesuffix(_WEIGHT)}.{part}", each
+                    yield f"{self._module(name)}.{part}", each
             else:
-                yield name, tensor
+                yield stored_name(self._source.config, name), tensor
 
     def decoded(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The same, in the bfloat16 that they stand for."""
@@ -65,4 +65,8 @@ class QuantisedTensors:
     def _is_rounded(self, name: str, tensor: torch.Tensor) -> bool:
         assert self._quantisation is not None
         linear = tensor.dim() == 2 and name != EMBEDDING
-        return linear and self._quantisation.scheme_of(name.removesuffix(_WEIGHT)) is not None
+        return linear and self._quantisation.scheme_of(self._module(name)) is not None
+
+    def _module(self, name: str) -> str:
+        """What the folder calls the linear layer of a weight."""
+        return stored_name(self._source.config, name).removesuffix(_WEIGHT)

@@ -85,10 +85,17 @@ class Shape:
             "vocab_size": self.vocab_size,
             "max_position_embeddings": self.max_context,
             "tie_word_embeddings": False,
-            **(self._expert_fields() if self.experts else {}),
+            **(self._expert_fields(source) if self.experts else {}),
         }
 
-    def _expert_fields(self) -> dict[str, int]:
+    def _expert_fields(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        if "num_experts" not in source:
+            return {
+                "architectures": ["MixtralForCausalLM"],
+                "model_type": "mixtral",
+                "num_local_experts": self.experts,
+                "num_experts_per_tok": self.experts_per_token,
+            }
         return {
             "num_experts": self.experts,
             "num_experts_per_tok": self.experts_per_token,
@@ -205,7 +212,8 @@ def _power_of_four(value: float) -> float:
 def check(source: ModelConfig, shape: Shape) -> None:
     """Raise ShapeError unless a model of `source` fits into `shape`."""
     experts = source.form.experts
-    if source.form not in (PLAIN, replace(PLAIN, head_norms=True, experts=experts)) or source.fused_experts:
+    known = [replace(PLAIN, head_norms=norms, experts=experts) for norms in (False, True)]
+    if source.form not in known or source.fused_experts:
         raise ShapeError(f"models of the family {source.family} have tensors that are not widened")
     if (experts is not None) != bool(shape.experts):
         raise ShapeError(f"{shape.experts} experts are wanted of a model of {0 if experts is None else experts.count}")

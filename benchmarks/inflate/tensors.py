@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.inflate.dense_as_mixture import as_experts, as_mixture
 from benchmarks.inflate.expert_widening import ExpertWidening
 from benchmarks.inflate.shape import ExpertLayout, Shape, check
 from benchmarks.inflate.widening import Widening, normal
@@ -19,7 +20,8 @@ class Inflation:
     """A model of `shape` that computes what the model in `folder` computes. Raises ShapeError, CheckpointError."""
 
     def __init__(self, folder: Path, shape: Shape, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
-        source = ModelConfig.from_folder(folder)
+        stored = ModelConfig.from_folder(folder)
+        source = as_mixture(stored, shape)
         check(source, shape)
         self.config = shape.config(source)
         self._widening = widening = Widening.of(source, shape, device=device, seed=seed)
@@ -27,7 +29,8 @@ class Inflation:
         self._experts: ExpertWidening | None = None
         if experts is not None:
             self._experts = ExpertWidening(widening, ExpertLayout.of(experts, shape, widening.stream))
-        self._tensors = {name: tensor.to(device) for name, tensor in load_tensors(folder, source).items()}
+        tensors = {name: tensor.to(device) for name, tensor in load_tensors(folder, stored).items()}
+        self._tensors = tensors if source is stored else as_experts(tensors, source)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and bfloat16 tensor, in the order of `expected_shapes`; each is made when it is asked for."""
@@ -72,7 +75,7 @@ class RandomModel:
     """
 
     def __init__(self, folder: Path, shape: Shape, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
-        self.config = shape.config(ModelConfig.from_folder(folder))
+        self.config = shape.config(as_mixture(ModelConfig.from_folder(folder), shape))
         self._device = torch.device(device)
         self._seed = seed
 
