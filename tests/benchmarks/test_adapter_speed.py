@@ -13,7 +13,9 @@ def test_a_small_model_keeps_its_bits(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["--tiny", "--device", "cpu", "--rank", "8", "--output", str(output)]) == 0
     found = json.loads(output.read_text())["results"]
     assert found["bits"] == {"rows": 4, "differing": 0, "differing without": 0, "without effect": 0}
-    assert [(row["batch"], row["adapters"]) for row in found["speed"]] == [(1, 1), (4, 3)]
+    assert [(row["batch"], row["adapters"]) for row in found["speed"]] == [(1, 1), (4, 1), (4, 3)]
+    assert [row["of launches"] for row in found["speed"][:2]] == [1, 1]
+    assert all(row["ratio"] == row["ms"] / row["none ms"] for row in found["speed"])
     stalls = found["stalls"]
     assert stalls["loads"] >= 1
     assert stalls["longest ms"] >= stalls["median ms"] > 0

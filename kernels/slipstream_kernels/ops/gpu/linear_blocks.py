@@ -103,7 +103,7 @@ def _programs(tile: Tile, tiles: int, gated: bool, device: torch.device) -> int:
     return min(tiles, _multiprocessors(device) * (SHARED_MEMORY // tile.shared_memory(gated)))
 
 
-def _rows_to_fetch(x: torch.Tensor, tokens: int) -> int:
+def rows_to_fetch(x: torch.Tensor, tokens: int) -> int:
     """Rows of x, and as many behind them as its memory holds to fill the last block of `tokens`.
 
     Fetching rows takes less time than filling a block with zeros. What lies behind x reaches only sums that are not
@@ -129,7 +129,7 @@ def linear_blocks(
     launch(
         _linear_blocks,
         (_programs(tile, tiles, gated, x.device),),
-        TensorDescriptor(x, [_rows_to_fetch(x, tile.tokens), inputs], [x.stride(0), 1], [tile.tokens, tile.depth]),
+        TensorDescriptor(x, [rows_to_fetch(x, tile.tokens), inputs], [x.stride(0), 1], [tile.tokens, tile.depth]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tile.weight_rows(gated), tile.depth]),
         weight,
         out,

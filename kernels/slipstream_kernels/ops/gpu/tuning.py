@@ -21,7 +21,7 @@ from slipstream_kernels.ops.gpu.linear_tile import Tile
 Shape = tuple[int, int, bool]
 """(outputs, inputs, gated)."""
 
-_MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132
 
 
 def table_name(device_name: str) -> str:
@@ -70,8 +70,8 @@ def default_tile(outputs: int, rows: int, gated: bool) -> Tile:
 
 def even_share(outputs: int, largest: int) -> int:
     """Outputs of a program, at most `largest`, a multiple of 8: equal programs for each multiprocessor where it can."""
-    rounds = cdiv(outputs, largest * _MULTIPROCESSORS)
-    return min(int(cdiv(cdiv(outputs, rounds * _MULTIPROCESSORS), 8)) * 8, largest)
+    rounds = cdiv(outputs, largest * MULTIPROCESSORS)
+    return min(int(cdiv(cdiv(outputs, rounds * MULTIPROCESSORS), 8)) * 8, largest)
 
 
 def filled(tile: Tile, gated: bool, room: int) -> Tile:

@@ -170,3 +170,55 @@ def test_sampling_compiles_with_masks_and_without() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     expected = "_filter_rows 0 _filter_rows 1 _score 0 _score 1 _choose 0 _choose 1 _tree_walk 0 _compact_kv 0"
     assert done.stdout.split() == expected.split(), done.stderr[-2000:]
+
+
+ADAPTERS = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from slipstream_kernels.ops.gpu.lora.adapter_rows import _gather, _settle
+from slipstream_kernels.ops.gpu.lora.expand import _expand
+from slipstream_kernels.ops.gpu.lora.expand_gate import _expand_gate
+from slipstream_kernels.ops.gpu.lora.expand_rotary import _expand_rotary
+from slipstream_kernels.ops.gpu.lora.shrinking_linear import _shrinking_blocks, _shrinking_stream
+
+halves = dict.fromkeys(("x", "weight", "weight_at", "out", "residual", "a", "shrunk", "b", "qkv", "q_out"), "*bf16")
+floats = dict.fromkeys(("scales", "table", "gate_up"), "*fp32")
+rows = dict.fromkeys(("keys", "values"), "*bf16")
+words = "row_slots", "active", "slots", "placed", "tiles", "positions", "write_slots", "lines", "adapters"
+aligned = {"inputs", "outputs", "ranks", "x_stride", "out_stride", "residual_stride", "head_stride"}
+linear = dict(bias=None, BIAS=False, RESIDUAL=True, EVEN=True, PREFETCH=True, DEPTH=128)
+fetched = {"x": "tensordesc<bf16[64, 128]>", "weight": "tensordesc<bf16[64, 128]>"}
+heads = dict(HEADS=4, KV_HEADS=2, HALF=64)
+ranks = dict(SIZE=16, RANK=16, DEPTH=16)
+for kernel, stages, own, constants in (
+    (_shrinking_stream, 6, {}, linear | dict(WEIGHT_ROWS=64, TOKENS=64)),
+    (_shrinking_blocks, 6, fetched, linear | dict(WEIGHT_ROWS=64, TOKENS=64, LINES=16, TOKENS_FIRST=True)),
+    (_expand, 1, {}, ranks | dict(ROWS=128, GROUPED=True, GROUP=8)),
+    (_expand_gate, 1, {}, ranks | dict(ROWS=128, GROUP=8)),
+    (_expand_rotary, 1, {}, ranks | heads | dict(ROWS=64)),
+    (_gather, 1, {}, dict(NONE=16, GROUPS=32, SIZE=16, OWN=16, OTHERS=128)),
+    (_settle, 1, {}, {}),
+):
+    types = halves | floats | rows | dict.fromkeys(words, "*i32") | own
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    chosen = {(names.index(name),): value for name, value in constants.items()}
+    wide = [name for name in names if name in types and name not in constants or name in aligned]
+    known = {(names.index(name),): [["tt.divisibility", 16]] for name in wide}
+    source = ASTSource(kernel, signature, chosen, known)
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False, "num_stages": stages})
+    text = made.asm["ptx"]
+    print(kernel.__name__, made.metadata.shared <= 227 * 1024, "wgmma.mma_async" in text, "cp.async.cg" in text)
+"""
+
+
+def test_adapters_compile() -> None:
+    """Products are those of the instructions that all layers have, and weights are copied sixteen bytes at a time."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", ADAPTERS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    expected = ["_shrinking_stream True True True", "_shrinking_blocks True True True"]
+    expected += [f"{name} True True False" for name in ("_expand", "_expand_gate", "_expand_rotary")]
+    expected += ["_gather True False False", "_settle True False False"]
+    assert done.stdout.splitlines() == expected, done.stderr[-2000:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +17,7 @@ from slipstream_kernels.models.gpu.forward.weight_places import part_of
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.lora.expand import ExpandTiles
+from slipstream_kernels.ops.gpu.packed.any_linear import Weight
 from slipstream_kernels.ops.lora.lora_weight import LoraWeight
 
 _ALIGNMENT = 8
@@ -37,6 +39,15 @@ class LayerAdapters:
     @property
     def nbytes(self) -> int:
         return self.a.nbytes + self.b.nbytes + self.scales.nbytes
+
+
+class Shrunk(NamedTuple):
+    """Operands of `expand`: first products of a layer's adapters, bfloat16 [rows, parts * rank], and what they meet."""
+
+    x: torch.Tensor
+    b: torch.Tensor
+    tiles: ExpandTiles
+    rows: AdapterRows
 
 
 class GpuAdapters:
@@ -80,7 +91,7 @@ class GpuAdapters:
         """Bytes on the device."""
         total = self._shrunk.nbytes + sum(each.nbytes for layer in self._layers for each in layer.values())
         total += sum(tiles.tiles.nbytes for tiles in self._tiles.values())
-        return total + sum(rows.slots.nbytes + rows.rows.nbytes for rows in self._rows.values())
+        return total + sum(rows.nbytes for rows in self._rows.values())
 
     def write(self, slot: int, adapter: LoraAdapter) -> None:
         """Fill a slot that no request names; blocks until the device has it. Steps go on meanwhile.
@@ -109,24 +120,31 @@ class GpuAdapters:
         ops.gather_adapter_rows(plan.lines, plan.write_slots, line_adapters, self._slots, rows)
         return rows
 
-    def add(
-        self, index: int, name: str, x: torch.Tensor, rows: AdapterRows | None, out: torch.Tensor, ops: Ops
-    ) -> None:
-        """Add to a layer's output, before anything is made of it, what the rows' adapters make of its input."""
-        if rows is None:
-            return
+    def linear(
+        self,
+        index: int,
+        name: str,
+        x: torch.Tensor,
+        weight: Weight,
+        out: torch.Tensor,
+        rows: AdapterRows,
+        ops: Ops,
+        **addends: Any,
+    ) -> Shrunk:
+        """A layer, and what is to be expanded and added to its output before anything is made of it.
+
+        `addends` are those of `linear`. What is returned holds until the next layer.
+        """
         layer = self._layers[index][name]
         ranks = layer.scales.shape[1]
         shrunk = self._shrunk[: len(x) * ranks].view(len(x), ranks)
-        ops.shrink(x, layer.a, layer.scales, rows, shrunk)
-        ops.expand(shrunk, layer.b, self._tiles[name], rows, out)
+        gated = name == "gate_up"
+        ops.shrinking_linear(x, weight, out, layer.a, layer.scales, rows, shrunk, gated=gated, **addends)
+        return Shrunk(shrunk, layer.b, self._tiles[name], rows)
 
     def _of(self, count: int) -> AdapterRows:
         """The blocks of a pass of so many rows."""
-        size = _SMALL if count <= _FEW_ROWS else _LARGE
-        room, wanted = self._rows[size], AdapterRows.empty(count, self._slots, size, "meta")
-        blocks = len(wanted.slots)
-        return AdapterRows(room.slots[:blocks], room.rows[:blocks])
+        return self._rows[_SMALL if count <= _FEW_ROWS else _LARGE].of(count)
 
     def _copy(self, slot: int, adapter: LoraAdapter) -> None:
         for index, layer in enumerate(self._layers):
@@ -134,18 +152,17 @@ class GpuAdapters:
                 self._copy_layer(slot, index, name, target, adapter)
 
     def _copy_layer(self, slot: int, index: int, name: str, target: LayerAdapters, adapter: LoraAdapter) -> None:
-        a, b, scales = (torch.zeros(each.shape[1:], dtype=each.dtype) for each in (target.a, target.b, target.scales))
+        a, b, scales = (each[slot].zero_() for each in (target.a, target.b, target.scales))
         first = 0
         for part, (module, outputs) in enumerate(self._parts[name].items()):
             weight = adapter.weights.get(f"model.layers.{index}.{module}")
             if weight is not None:
                 own_a, own_b = _own(weight, name, self._shard)
                 start, end = part * self._rank, part * self._rank + weight.rank
-                a[start:end], scales[start:end] = own_a, weight.scale
-                b[first : first + outputs, : weight.rank] = own_b
+                a[start:end].copy_(own_a)
+                b[first : first + outputs, : weight.rank].copy_(own_b)
+                scales[start:end] = weight.scale
             first += outputs
-        for source, of_slots in ((a, target.a), (b, target.b), (scales, target.scales)):
-            of_slots[slot].copy_(source)
 
 
 def _adapted(shard: Shard, layer: int) -> Sequence[str]:

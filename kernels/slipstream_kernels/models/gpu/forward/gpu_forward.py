@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
@@ -154,9 +156,9 @@ class GpuForward:
         if adapted is None:
             ops.rotary_linear(b.normed, layer.qkv, *places, b.qkv, b.q, keys, values, bias=layer.qkv_bias, **norms)
         else:
-            ops.linear(b.normed, layer.qkv, b.qkv, bias=layer.qkv_bias)
-            self._adapt(adapted, index, "qkv", b.normed, b.qkv)
-            ops.rotary_write(b.qkv, *places, b.q, keys, values, **norms)
+            adapters, rows = adapted
+            shrunk = adapters.linear(index, "qkv", b.normed, layer.qkv, b.qkv, rows, ops, bias=layer.qkv_bias)
+            ops.expand_rotary(*shrunk, b.qkv, *places, b.q, keys, values, **norms)
         if (factors := self._positions.factors[index]) is not None:
             ops.scale_queries(b.q, plan.positions, factors)
         self._attend(bucket, plan, b, keys, values, self._attention[index], layer.sinks)
@@ -170,11 +172,23 @@ class GpuForward:
         self._gate(layer, b, activated, adapted, index)
         self._add(activated, layer.down, layer.down_bias, layer.mlp_norm, b, (adapted, index, "down"))
 
-    def _adapt(self, adapted: Adapted, index: int, name: str, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add to a layer's output what the adapters of rows make of its input; rows without one are left alone."""
-        if adapted is not None:
+    def _linear(
+        self,
+        adapted: Adapted,
+        index: int,
+        name: str,
+        x: torch.Tensor,
+        weight: Weight,
+        out: torch.Tensor,
+        **addends: Any,
+    ) -> None:
+        """`linear`, and added to its output what the adapters of rows make of x; rows without one are left alone."""
+        ops = self._ops
+        if adapted is None:
+            ops.linear(x, weight, out, **addends)
+        else:
             adapters, rows = adapted
-            adapters.add(index, name, x, rows, out, self._ops)
+            ops.expand(*adapters.linear(index, name, x, weight, out, rows, ops, **addends), out)
 
     def _add_experts(
         self, weights: ExpertWeights, index: int, layer: LayerWeights, slots: torch.Tensor, b: PassBuffers
@@ -203,8 +217,14 @@ class GpuForward:
             ops.gated_linear(b.normed, layer.gate_up, activated)
             return
         gate_up = b.gate_up_of(layer.gate_up.shape[0])
-        ops.linear(b.normed, layer.gate_up, gate_up, bias=layer.gate_up_bias)
-        self._adapt(adapted, index, "gate_up", b.normed, gate_up)
+        if adapted is not None and not gelu:
+            adapters, rows = adapted
+            shrunk = adapters.linear(
+                index, "gate_up", b.normed, layer.gate_up, gate_up, rows, ops, bias=layer.gate_up_bias
+            )
+            ops.expand_gate(*shrunk, gate_up, activated)
+            return
+        self._linear(adapted, index, "gate_up", b.normed, layer.gate_up, gate_up, bias=layer.gate_up_bias)
         gate = ops.gelu_mul if gelu else ops.silu_mul
         gate(gate_up, activated)
 
@@ -298,19 +318,16 @@ class GpuForward:
         b: PassBuffers,
         adapted: tuple[Adapted, int, str],
     ) -> None:
-        """Add a layer's output, the sum of the ranks' parts, to the residual stream. `adapted`: as of `_adapt`."""
+        """Add a layer's output, the sum of the ranks' parts, to the residual stream. `adapted`: as of `_linear`."""
         ops, eps = self._ops, self._config.rms_norm_eps
         if self._group is None:
             if norm is None:
-                ops.linear(x, weight, b.x, bias=bias, residual=b.x)
-                self._adapt(*adapted, x, b.x)
+                self._linear(*adapted, x, weight, b.x, bias=bias, residual=b.x)
             else:
-                ops.linear(x, weight, b.branch, bias=bias)
-                self._adapt(*adapted, x, b.branch)
+                self._linear(*adapted, x, weight, b.branch, bias=bias)
                 ops.add_branch(b.branch, b.x, eps, norm=norm)
             return
-        ops.linear(x, weight, b.part)
-        self._adapt(*adapted, x, b.part)
+        self._linear(*adapted, x, weight, b.part)
         self._group.all_gather(b.parts, b.part)
         if norm is None and bias is None:
             ops.rank_sum(b.parts, b.x, b.x)

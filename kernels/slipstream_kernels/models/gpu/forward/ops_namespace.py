@@ -37,8 +37,15 @@ from slipstream_kernels.ops.gpu import (
 )
 from slipstream_kernels.ops.gpu.experts import combine_experts, count_awake, expert_linear, group_rows, route_experts
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
-from slipstream_kernels.ops.gpu.lora import adapter_rows, expand, shrink
-from slipstream_kernels.ops.gpu.packed.any_linear import Choice, any_gated_linear, any_linear, any_rotary_linear, never
+from slipstream_kernels.ops.gpu.lora import (
+    adapter_rows,
+    expand,
+    expand_gate,
+    expand_rotary,
+    shrink,
+    shrinking_linear,
+)
+from slipstream_kernels.ops.gpu.packed.any_linear import Choice, any_gated_linear, any_linear, dense_or_in_steps, never
 from slipstream_kernels.ops.gpu.packed.decode_weight import decode_weight, decode_weight_reference
 from slipstream_kernels.ops.gpu.packed.packed_linear import decodes_in_registers
 
@@ -64,6 +71,8 @@ class Ops:
     embed: Op
     expert_linear: Op
     expand: Op
+    expand_gate: Op
+    expand_rotary: Op
     gated_linear: Op
     gather_adapter_rows: Op
     gelu_mul: Op
@@ -81,6 +90,7 @@ class Ops:
     sample: Op
     scale_queries: Op
     shrink: Op
+    shrinking_linear: Op
     silu_mul: Op
     soft_cap: Op
     tail_attention: Op
@@ -104,6 +114,8 @@ def kernels() -> Ops:
         embed=embedding.embed,
         expert_linear=expert_linear.expert_linear,
         expand=expand.expand,
+        expand_gate=expand_gate.expand_gate,
+        expand_rotary=expand_rotary.expand_rotary,
         gated_linear=linear.gated_linear,
         gather_adapter_rows=adapter_rows.gather_adapter_rows,
         gelu_mul=gelu_mul.gelu_mul,
@@ -121,6 +133,7 @@ def kernels() -> Ops:
         sample=sampling.sample,
         scale_queries=scale_queries.scale_queries,
         shrink=shrink.shrink,
+        shrinking_linear=shrinking_linear.shrinking_linear,
         silu_mul=silu_mul.silu_mul,
         soft_cap=soft_cap.soft_cap,
         tail_attention=tail_attention.tail_attention,
@@ -146,6 +159,8 @@ def twins() -> Ops:
         embed=embedding.embed_reference,
         expert_linear=expert_linear.expert_linear_reference,
         expand=expand.expand_reference,
+        expand_gate=expand_gate.expand_gate_reference,
+        expand_rotary=expand_rotary.expand_rotary_reference,
         gated_linear=linear.gated_linear_reference,
         gather_adapter_rows=adapter_rows.gather_adapter_rows_reference,
         gelu_mul=gelu_mul.gelu_mul_reference,
@@ -163,6 +178,7 @@ def twins() -> Ops:
         sample=sampling.sample_reference,
         scale_queries=scale_queries.scale_queries_reference,
         shrink=shrink.shrink_reference,
+        shrinking_linear=shrinking_linear.shrinking_linear_reference,
         silu_mul=silu_mul.silu_mul_reference,
         soft_cap=soft_cap.soft_cap_reference,
         tail_attention=tail_attention.tail_attention_reference,
@@ -182,7 +198,8 @@ def _of_any_weight(ops: Ops, in_registers: Choice, decode: Op) -> Ops:
         ops,
         linear=linear_op,
         gated_linear=any_gated_linear(ops.gated_linear, in_registers=in_registers, decode=decode),
-        rotary_linear=any_rotary_linear(ops.rotary_linear, rotary_linear.in_two_steps(linear_op, ops.rotary_write)),
+        rotary_linear=dense_or_in_steps(ops.rotary_linear, rotary_linear.in_two_steps(linear_op, ops.rotary_write)),
+        shrinking_linear=dense_or_in_steps(ops.shrinking_linear, shrinking_linear.in_two_steps(linear_op, ops.shrink)),
     )
 
 
@@ -203,6 +220,7 @@ def ops_of_mode(mode: str, device: torch.device, gate_up: torch.Tensor) -> Ops:
         linear=library_linear,
         gated_linear=LibraryGatedLinear(gate_up),
         rotary_linear=rotary_linear.in_two_steps(library_linear, ops.rotary_write),
+        shrinking_linear=shrinking_linear.in_two_steps(library_linear, ops.shrink),
     )
     in_registers, decode = (decodes_in_registers, decode_weight) if cuda else (never, decode_weight_reference)
     return _of_any_weight(library, in_registers, decode)

@@ -1,4 +1,7 @@
-"""The second product of an adapter, added to a layer's output: one chain along the rank."""
+"""The second product of an adapter, added to a layer's output: one chain along the rank.
+
+Its matrices, and which rows have which adapter, are read before the layer in front has ended.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,12 @@ import triton
 import triton.language as tl
 
 from slipstream_kernels.ops.gpu.gate_up import GROUP
-from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.linear_stream import chained_sums
+from slipstream_kernels.ops.gpu.launch import dot, launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
-from slipstream_kernels.ops.gpu.lora.shrink import MATRIX_ROWS
 from slipstream_kernels.ops.gpu.rounding import rounded
 
-_STAGES, _WARPS = 2, 4
+_TILE_ROWS = 128
+"""Rows of b of a program: a multiple of 64, those of the matrix instruction's first operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,9 @@ class ExpandTiles:
         """From the outputs of each part; two of equal size where `grouped`."""
         tiles, start = [], 0
         for part, outputs in enumerate(parts):
-            for first in range(0, outputs, MATRIX_ROWS):
+            for first in range(0, outputs, _TILE_ROWS):
                 column = first * len(parts) + part * GROUP if grouped else start + first
-                tiles.append((start + first, min(MATRIX_ROWS, outputs - first), part, column))
+                tiles.append((start + first, min(_TILE_ROWS, outputs - first), part, column))
             start += outputs
         return cls(torch.tensor(tiles, dtype=torch.int32, device=device).reshape(-1, 4), grouped)
 
@@ -45,6 +47,28 @@ class ExpandTiles:
         """Columns of out of one tile's rows, int64."""
         index = torch.arange(int(tile[1]), device=tile.device)
         return tile[3] + (index // GROUP * 2 * GROUP + index % GROUP if self.grouped else index)
+
+
+def rank_depth(rank: int) -> int:
+    """Steps along a rank: it is padded by zeros, whose products leave sums alone."""
+    return max(16, int(triton.next_power_of_2(rank)))
+
+
+@triton.jit
+def expand_factors(b_at: tl.tensor, own: tl.tensor, RANK: tl.constexpr, DEPTH: tl.constexpr) -> tl.tensor:
+    """[n, DEPTH] of rows of b, given where each begins; zero where not `own`."""
+    depths = tl.arange(0, DEPTH)[None, :]
+    return tl.load(b_at[:, None] + depths, mask=own[:, None] & (depths < RANK), other=0.0)
+
+
+@triton.jit
+def expand_sums(
+    x_at: tl.tensor, present: tl.tensor, factors: tl.tensor, RANK: tl.constexpr, DEPTH: tl.constexpr
+) -> tl.tensor:
+    """factors x^T, float32 [n, rows], of the rows that are present, given where each begins."""
+    depths = tl.arange(0, DEPTH)[None, :]
+    values = tl.load(x_at[:, None] + depths, mask=present[:, None] & (depths < RANK), other=0.0)
+    return dot(factors, tl.trans(values), tl.zeros((factors.shape[0], values.shape[0]), tl.float32))
 
 
 @triton.jit
@@ -69,17 +93,17 @@ def _expand(
     release_next()
     tile = tiles + tl.program_id(1) * 4
     first, count, part, column = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
-    wait_for_previous()
     block = tl.program_id(0)
     slot = tl.load(slots + block)
+    rows = tl.load(placed + block * SIZE + tl.arange(0, SIZE))
+    index = tl.arange(0, ROWS)
+    own = index < count
+    b_at = b + (slot.to(tl.int64) * outputs + first + index) * RANK
+    factors = expand_factors(b_at, own & (slot >= 0), RANK, DEPTH)
+    wait_for_previous()
     if slot >= 0:
-        rows = tl.load(placed + block * SIZE + tl.arange(0, SIZE))
         present = rows >= 0
-        index = tl.arange(0, ROWS)
-        own = index < count
-        b_at = b + (slot.to(tl.int64) * outputs + first + index) * RANK
-        x_at = x + rows.to(tl.int64)[:, None] * x_stride + part * RANK
-        sums = chained_sums(x_at, b_at, present[:, None], own[:, None], RANK, ROWS, SIZE, DEPTH, RANK % DEPTH == 0)
+        sums = expand_sums(x + rows.to(tl.int64) * x_stride + part * RANK, present, factors, RANK, DEPTH)
         columns = column + index
         if GROUPED:
             columns = column + index // GROUP * (2 * GROUP) + index % GROUP
@@ -111,12 +135,10 @@ def expand(x: torch.Tensor, b: torch.Tensor, tiles: ExpandTiles, rows: AdapterRo
         outputs,
         x.stride(0),
         out.stride(0),
-        warps=_WARPS,
-        stages=_STAGES,
         SIZE=size,
-        ROWS=MATRIX_ROWS,
+        ROWS=_TILE_ROWS,
         RANK=rank,
-        DEPTH=max(16, min(64, triton.next_power_of_2(rank))),
+        DEPTH=rank_depth(rank),
         GROUPED=tiles.grouped,
         GROUP=GROUP,
     )

@@ -51,8 +51,8 @@ def any_gated_linear(dense: Op, *, in_registers: Choice = decodes_in_registers, 
     return op
 
 
-def any_rotary_linear(dense: Op, in_two_steps: Op) -> Op:
-    """`rotary_linear` by `dense`; of packed weights `in_two_steps`, the layer and the rotation."""
+def dense_or_in_steps(dense: Op, in_two_steps: Op) -> Op:
+    """A layer and what goes with it by `dense`; of packed weights `in_two_steps`."""
 
     def op(x: torch.Tensor, weight: Weight, *operands: Any, **more: Any) -> None:
         (in_two_steps if isinstance(weight, PackedWeight) else dense)(x, weight, *operands, **more)

@@ -18,7 +18,7 @@ from slipstream_kernels.models.gpu.forward.ops_namespace import kernels, twins
 from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel
 from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError, plan_memory
 from slipstream_kernels.models.gpu.ranks.shard import Shard
-from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
+from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows, gather_adapter_rows_reference
 from slipstream_kernels.ops.gpu.sampling_table import pack_line
 from slipstream_kernels.token_tree import TokenTree
 from support.families import EXPERTS
@@ -149,13 +149,14 @@ def test_ranks_have_the_parts_of_their_layers(tiny: Path, adapters: list[LoraAda
         each.write(1, adapters[0])
     assert all(each.nbytes < whole.nbytes for each in parts)
     rows = AdapterRows.empty(3, 2, 16, device)
-    rows.slots.copy_(torch.tensor([1, -1, -1]))
-    rows.rows.fill_(-1)[0, :2] = torch.tensor([2, 0])
+    lines, slots = (torch.tensor(each, dtype=torch.int32, device=device) for each in ([2, 1, 0], [1, -1, 1]))
+    gather_adapter_rows_reference(lines, lines, slots, 2, rows)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
 
     def add(own: GpuAdapters, name: str, x: torch.Tensor, outputs: int) -> torch.Tensor:
         out = torch.ones(3, outputs, device=device)
-        own.add(0, name, x, rows, out, ops())
+        weight = torch.zeros(outputs, x.shape[1], dtype=torch.bfloat16, device=device)
+        ops().expand(*own.linear(0, name, x, weight, out, rows, ops(), residual=out), out)
         assert torch.equal(out[1], torch.ones_like(out[1])) and not torch.equal(out[0], out[1])
         return out.cpu()
 

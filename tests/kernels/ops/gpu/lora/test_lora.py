@@ -42,9 +42,15 @@ def test_rows_are_gathered_by_adapter(device: torch.device, count: int, size: in
     gather_adapter_rows(lines, write_slots, adapters, SLOTS, found)
     gather_adapter_rows_reference(lines, write_slots, adapters, SLOTS, expected)
     assert torch.equal(found.slots, expected.slots) and torch.equal(found.rows, expected.rows)
-    placed = expected.rows[expected.rows >= 0].tolist()
+    assert torch.equal(found.row_slots, expected.row_slots)
+    adapted = expected.rows[expected.slots >= 0]
     wanted = [row for row in range(count) if write_slots[row] >= 0 and adapters[lines[row]] >= 0]
-    assert sorted(placed) == wanted
+    assert sorted(adapted[adapted >= 0].tolist()) == wanted
+    assert sorted(expected.rows[expected.rows >= 0].tolist()) == list(range(count))
+    used = sorted(set(adapters[lines[wanted].long()].tolist()))
+    for rows in (found, expected):
+        assert rows.active[: len(used) + 1].tolist() == [len(used), *used]
+        assert rows.row_slots[wanted].tolist() == adapters[lines[wanted].long()].tolist()
 
 
 def test_there_is_room_for_the_worst_case(device: torch.device) -> None:
