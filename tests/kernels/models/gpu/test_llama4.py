@@ -18,7 +18,7 @@ from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import R
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from slipstream_kernels.models.gpu.forward.ops_namespace import kernels
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, weight_bytes
-from slipstream_kernels.ops.gpu.experts.packed_experts import PackedExperts
+from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight
 from slipstream_kernels.token_tree import TokenTree
@@ -90,8 +90,8 @@ def test_experts_in_fp8_stay_packed(ranks: int, tmp_path: Path) -> None:
     for rank in range(ranks):
         weights = GpuWeights.load(tmp_path / "quantised", config, "cpu", rank=rank, size=ranks, progress=False)
         layer = weights.layers[2]
-        assert layer.experts is not None and isinstance(layer.experts.gate_up, PackedExperts)
-        assert isinstance(layer.experts.down, PackedExperts) and weights.nbytes == weight_bytes(weights.shard)
+        assert layer.experts is not None and isinstance(layer.experts.gate_up, FragmentExperts)
+        assert isinstance(layer.experts.down, FragmentExperts) and weights.nbytes == weight_bytes(weights.shard)
         assert isinstance(layer.gate_up, PackedWeight)
         prefix = "model.layers.2.mlp.experts.1."
         gate, up = separate_gate_up(layer.experts.gate_up.decoded(1)).chunk(2)
