@@ -1,13 +1,14 @@
 """Check layers of experts bit for bit against linear layers of each expert's weight, and time them.
 
     python -m benchmarks.kernels.check_experts --output experts.json    # on a GPU; minutes
+    python -m benchmarks.kernels.check_experts --shape MXFP4 --shape FP8    # those alone whose names have these parts
     python -m benchmarks.kernels.check_experts --small                  # a small layer, in Triton's interpreter too
 
 Bits: for each model's layer and number of rows, each pair of a row and an expert against the linear layer of that
 expert's weight, decoded if it is packed, and that row, grouped and not; choice, groups and sums against their twins;
 rows together against rows alone. Exits with 1 on a difference. Times: microseconds of a layer of experts, router
 included, in a CUDA graph of calls whose rows choose other experts each, beside the time that the bytes of the experts
-woken take at the bandwidth of a copy.
+woken take at the bandwidth of a kernel that copies.
 """
 
 from __future__ import annotations
@@ -231,10 +232,10 @@ def plain_products(layer: Layer, *, gated: bool) -> torch.Tensor:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a microsecond that a copy reads and writes."""
-    source = torch.empty(2**30, dtype=torch.uint8, device=device)
+    """Bytes a microsecond that a kernel reads and writes which negates numbers: a graph's copy is another engine's."""
+    source = torch.zeros(2**28, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / microseconds([lambda: target.copy_(source)])
+    return 2 * source.nbytes / microseconds([lambda: torch.neg(source, out=target)])
 
 
 def times(scene: Scene, device: torch.device, rate: float) -> Iterator[dict[str, Any]]:
@@ -260,6 +261,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="a JSON file")
     parser.add_argument("--small", action="store_true", help="one small layer, whose bits alone are checked")
+    parser.add_argument("--shape", action="append", help="part of the names of shapes that are wanted (default: all)")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     small = options.small or device.type == "cpu"
@@ -267,7 +269,11 @@ def main() -> int:
     checks: list[dict[str, Any]] = []
     timed: list[dict[str, Any]] = []
     rate = 0.0 if small else bandwidth(device)
-    for shape in SMALL if small else SHAPES:
+    parts: list[str] = options.shape or [""]
+    shapes = [shape for shape in (SMALL if small else SHAPES) if any(part in shape.name for part in parts)]
+    if not shapes:
+        parser.error(f"--shape {options.shape}: no shape's name has any of these parts")
+    for shape in shapes:
         rows = (1, 5, 40) if small else ROWS
         scene = Scene(shape, max(rows), device)
         for count in rows:
@@ -281,7 +287,7 @@ def main() -> int:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "interpreter"
     if options.output:
         report = {
-            "device": name, "bytes_a_microsecond": rate, "shapes": [asdict(shape) for shape in SHAPES],
+            "device": name, "bytes_a_microsecond": rate, "shapes": [asdict(shape) for shape in shapes],
             "checks": checks, "times": timed,
         }  # fmt: skip
         options.output.write_text(json.dumps(report, indent=1), encoding="utf-8")

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from slipstream_kernels.ops.experts.clamped_swiglu import SLOPE, clamped_swiglu_reference
 from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts, fragment_sums
-from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups
+from slipstream_kernels.ops.gpu.experts.group_rows import TOGETHER, WORDS, ExpertGroups, place_of
 from slipstream_kernels.ops.gpu.experts.hopper_experts import hopper_experts
 from slipstream_kernels.ops.gpu.experts.packed_experts import DEPTH, PackedExperts, packed_sums
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
@@ -80,6 +80,7 @@ def _expert_linear(
     FACTORS: tl.constexpr,
     LIMIT: tl.constexpr,
     WORDS: tl.constexpr,
+    TOGETHER: tl.constexpr,
     NUMBER: tl.constexpr,
     PER_BYTE: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -93,9 +94,8 @@ def _expert_linear(
     chunk, are not 0.
     """
     release_next()
-    tiles = tl.cdiv(outputs, share)
-    block = tl.program_id(0) // tiles
-    first = tl.program_id(0) % tiles * share
+    block, tile = place_of(tl.program_id(0), tl.num_programs(0), tl.cdiv(outputs, share), TOGETHER)
+    first = tile * share
     end = tl.minimum(first + share, outputs)
     lines = first * PRODUCTS + tl.arange(0, WEIGHT_ROWS)
     own = lines < end * PRODUCTS
@@ -260,6 +260,7 @@ def expert_linear(
         FACTORS=factors is not None,
         LIMIT=limit,
         WORDS=WORDS,
+        TOGETHER=TOGETHER,
         NUMBER=stored.number,
         PER_BYTE=2 if stored.number in PAIRED else 1,
         COLUMNS=stored.columns,

@@ -7,7 +7,9 @@ block changes no bit of any of them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -20,6 +22,8 @@ WORDS = 3
 """Of a block: its expert, the first of its places in the order, and how many pairs it has."""
 LEAST_TOKENS, MOST_TOKENS = 16, 128
 """Pairs of a block, at most."""
+TOGETHER = 8
+"""Blocks whose programs of the same outputs run beside one another, so that an expert's weights are read once."""
 _CHUNK = 1024
 
 
@@ -38,13 +42,27 @@ def are_grouped(pairs: int, experts: int, chosen: int) -> bool:
 
 
 def tokens_of(pairs: int, experts: int) -> int:
-    """Pairs of a block at most, for so many in all."""
-    return min(max(int(next_power_of_2(-(-pairs // experts))), LEAST_TOKENS), MOST_TOKENS)
+    """Pairs of a block at most, for so many in all.
+
+    Where all experts are as likely, five of six have a block alone: a second one would read and decode their weights
+    again.
+    """
+    mean = pairs / experts
+    return min(max(int(next_power_of_2(math.ceil(mean + math.sqrt(mean)))), LEAST_TOKENS), MOST_TOKENS)
 
 
 def most_blocks(pairs: int, experts: int, tokens: int) -> int:
     """Blocks there are, whatever experts the pairs have."""
     return pairs // tokens + experts
+
+
+@triton.jit
+def place_of(program: tl.tensor, programs: tl.tensor, tiles: tl.tensor, TOGETHER: tl.constexpr) -> Any:
+    """(block, tile) of a program: all tiles of TOGETHER blocks, then those of the following ones; blocks go fastest."""
+    first = program // (TOGETHER * tiles) * TOGETHER
+    width = tl.minimum(programs // tiles - first, TOGETHER)
+    within = program - first * tiles
+    return first + within % width, within // width
 
 
 @triton.jit

@@ -12,19 +12,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from slipstream_kernels.ops.experts.clamped_swiglu import SLOPE
 from slipstream_kernels.ops.gpu.experts.fragment_experts import DEPTH, FragmentExperts
+from slipstream_kernels.ops.gpu.experts.group_rows import TOGETHER, ExpertGroups, place_of
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS as BLOCK_WORDS
-from slipstream_kernels.ops.gpu.experts.group_rows import ExpertGroups
 from slipstream_kernels.ops.gpu.launch import launch
 from slipstream_kernels.ops.gpu.packed.hopper_epilogue import gate_and_up, gated_sums
 from slipstream_kernels.ops.gpu.packed.hopper_sums import streamed_sums, sums_layout, x_layout
 from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, WORDS, PackedForm, chunk_of
-from slipstream_kernels.ops.quantised_weight import implied_zero
+from slipstream_kernels.ops.quantised_weight import PAIRED, implied_zero
 
 _HALVES = 2
 """All rows of the matrix instructions are wanted."""
-_ROOM = {16: 74 * 1024, 32: 110 * 1024, 64: 110 * 1024, 128: 216 * 1024}
-"""Bytes of shared memory for the stages of a program, by its tokens: of one of three, two, or alone on a
-multiprocessor."""
+_ROOM = {64: 110 * 1024, 128: 216 * 1024}
+"""Bytes of shared memory for the stages of a program, by its tokens: of one of two on a multiprocessor, or alone."""
+_ROOM_OF_THREE, _ROOM_OF_FOUR = 74 * 1024, 55 * 1024
+"""The same at fewer tokens. With pairs of many rows decoding binds, and warps are worth more than stages."""
 _SLOPE = gl.constexpr(SLOPE)
 
 
@@ -83,6 +84,7 @@ def _hopper_experts(
     UNIT: gl.constexpr,
     WORDS: gl.constexpr,
     BLOCK_WORDS: gl.constexpr,
+    TOGETHER: gl.constexpr,
     HALVES: gl.constexpr,
 ) -> None:
     """16 WARPS rows of an expert's weight for one block of pairs; or for one pair, where not GROUPED."""
@@ -90,9 +92,8 @@ def _hopper_experts(
     share: gl.constexpr = lines // PRODUCTS
     sums_in: gl.constexpr = sums_layout(TOKENS, WARPS)
     gdc_launch_dependents()
-    tiles = gl.cdiv(outputs, share)
-    block = gl.program_id(0) // tiles
-    first = gl.program_id(0) % tiles * share
+    block, tile = place_of(gl.program_id(0), gl.num_programs(0), gl.cdiv(outputs, share), TOGETHER)
+    first = tile * share
     units = outputs * PRODUCTS // UNIT
     first_unit = first * PRODUCTS // UNIT
     gdc_wait()
@@ -105,10 +106,10 @@ def _hopper_experts(
         expert = gl.minimum(found, experts - 1)
         start = block
         count = (found < experts).to(gl.int32)
-    # A block without pairs reads nothing.
-    depth = gl.where(count > 0, inputs, 0)
-    last_unit = gl.where(count > 0, gl.minimum(first_unit + lines // UNIT, units), 0)
-    token = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout(WARPS)))
+    if count == 0:
+        return
+    last_unit = gl.minimum(first_unit + lines // UNIT, units)
+    token = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout(DEPTH, WARPS)))
     rows = _pairs(order, block, start, count, token, GROUPED) // of_row
     of_scales = expert.to(gl.int64) * groups * (units * UNIT)
     own_zeros = zeros
@@ -116,7 +117,7 @@ def _hopper_experts(
         own_zeros = zeros + of_scales
     sums = streamed_sums(
         x, (rows * x_stride)[:, None], (token < count)[:, None], codes + expert.to(gl.int64) * chunks * (units * WORDS),
-        scales + of_scales, own_zeros, first_unit, last_unit, depth, units, chunks, groups, TOKENS, STAGES, 1, DEPTH,
+        scales + of_scales, own_zeros, first_unit, last_unit, inputs, units, chunks, groups, TOKENS, STAGES, 1, DEPTH,
         WARPS, HALVES, PRODUCTS, CHUNK_COLUMNS, NUMBER, False, GROUP, ZERO, ZEROS,
     )  # fmt: skip
     column = gl.arange(0, TOKENS, gl.SliceLayout(0, sums_in))
@@ -196,10 +197,11 @@ def constants_of(
     words = _HALVES * warps * (DEPTH // chunk) * WORDS
     of_groups = words // 4 * (1 + form.zeros) if form.group else 0
     stage = 4 * (words + of_groups) + 2 * tokens * DEPTH
+    room = _ROOM.get(tokens, _ROOM_OF_FOUR if grouped and form.number in PAIRED else _ROOM_OF_THREE)
     constants = {
-        "TOKENS": tokens, "STAGES": max(3, min(8, _ROOM[tokens] // stage)), "WARPS": warps, "PRODUCTS": products,
+        "TOKENS": tokens, "STAGES": max(3, min(8, room // stage)), "WARPS": warps, "PRODUCTS": products,
         "GROUPED": grouped, "LIMIT": limit, "DEPTH": DEPTH, "CHUNK_COLUMNS": chunk, "NUMBER": form.number,
         "GROUP": form.group, "ZERO": float(implied_zero(form.number)), "ZEROS": form.zeros, "UNIT": UNIT,
-        "WORDS": WORDS, "BLOCK_WORDS": BLOCK_WORDS, "HALVES": _HALVES,
+        "WORDS": WORDS, "BLOCK_WORDS": BLOCK_WORDS, "TOGETHER": TOGETHER, "HALVES": _HALVES,
     }  # fmt: skip
     return constants, warps

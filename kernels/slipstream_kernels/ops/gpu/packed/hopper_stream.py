@@ -98,7 +98,7 @@ def _hopper_stream(
     end = gl.minimum(first + share, outputs)
     first_unit = first * PRODUCTS // 8
     last_unit = gl.minimum((end * PRODUCTS + 7) // 8, units)
-    token = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout(WARPS)))
+    token = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout(PARTS * PART_COLUMNS, WARPS)))
     present = (token < rows - first_token)[:, None]
     corner = x + first_token.to(gl.int64) * x_stride
     result = streamed_sums(

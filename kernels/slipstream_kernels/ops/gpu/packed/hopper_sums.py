@@ -29,9 +29,10 @@ def sums_layout(tokens: int, warps: int) -> Any:
 
 
 @gluon.constexpr_function
-def x_layout(warps: int) -> Any:
-    """Of a program's tokens and columns, as they are copied."""
-    return gl.BlockedLayout([1, 8], [1, 32], [warps, 1], [1, 0])
+def x_layout(columns: int, warps: int) -> Any:
+    """Of a program's tokens and so many columns of a step, a power of two, as they are copied: each by one thread."""
+    across = min(32, columns // 8)
+    return gl.BlockedLayout([1, 8], [32 // across, across], [warps, 1], [1, 0])
 
 
 @gluon.jit
@@ -109,6 +110,15 @@ def _values(
 
 
 @gluon.jit
+def _stage_behind(stage: gl.tensor, steps: gl.constexpr, STAGES: gl.constexpr) -> gl.tensor:
+    """The stage that is so many steps behind another. Of a power of two that takes one instruction."""
+    if STAGES & (STAGES - 1) == 0:
+        return (stage + steps) & (STAGES - 1)
+    else:  # noqa: RET505  # the other is not compiled
+        return gl.where(stage >= STAGES - steps, stage - (STAGES - steps), stage + steps)
+
+
+@gluon.jit
 def streamed_sums(
     x: gl.tensor,
     offsets: gl.tensor,
@@ -167,7 +177,7 @@ def streamed_sums(
     if GROUP > 0:
         group = (g // (count // 4) * part_chunks + g // (32 * WARPS) % part_chunks) * CHUNK_COLUMNS // GROUP
     groups_at = unit_g * 8 + g % 32 // 4 + group * (units * 8)
-    column = gl.arange(0, step_columns, gl.SliceLayout(0, x_layout(WARPS)))
+    column = gl.arange(0, step_columns, gl.SliceLayout(0, x_layout(step_columns, WARPS)))
     # Offsets fit 32 bits, which halves the registers they take.
     x_at = x + (offsets + column[None, :])
 
@@ -197,11 +207,13 @@ def streamed_sums(
 
     sums = gl.zeros([16 * WARPS, TOKENS], gl.float32, sums_in)
     before = gl.zeros([16 * WARPS, PART_COLUMNS], gl.bfloat16, operand)
+    stage = inputs * 0
     # Two parts in a round, so that operands under way and those that are decoded have registers of their own.
-    for start in range(0, gl.cdiv(inputs, step_columns), 3 - PARTS):
+    # One round there always is: sums of a loop that may be left out are set on the way around it, in registers that
+    # the compiler then takes for a product's, and it has every product wait for the one before.
+    for start in range(0, gl.maximum(gl.cdiv(inputs, step_columns), 1), 3 - PARTS):
         for turn in gl.static_range(3 - PARTS):
             step = start + turn
-            stage = step % STAGES
             async_copy.wait_group(STAGES - 3)  # and a barrier, which the compiler adds
             words = _values(codes_room, stage, 0, count, words_layout)
             more = words if PARTS == 1 else _values(codes_room, stage, PARTS - 1, count, words_layout)
@@ -214,7 +226,7 @@ def streamed_sums(
                     more_zero = zero if PARTS == 1 else _values(zeros_room, stage, 1, count // 4, groups_layout)
             # Products of the step two before this one are done in all warps: its stage is free.
             ahead = step + STAGES - 2
-            free = ahead % STAGES
+            free = _stage_behind(stage, STAGES - 2, STAGES)
             _copy_weights(
                 ahead, free, codes_at, groups_at, scales, zeros, own, own_g, chunk, group, codes_room, scales_room,
                 zeros_room, chunks, groups, units * 8, PARTS * part_chunks, step_groups, ZEROS,
@@ -233,4 +245,5 @@ def streamed_sums(
                 sums = warpgroup_mma(values, tile, sums, is_async=True)
                 sums, before = warpgroup_mma_wait(1, deps=[sums, before])
                 before = values
+            stage = _stage_behind(stage, 1, STAGES)
     return warpgroup_mma_wait(0, deps=[sums])

@@ -2,18 +2,30 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from slipstream_kernels.ops.gpu.experts.group_rows import (
+    TOGETHER,
     WORDS,
     ExpertGroups,
     are_grouped,
     group_rows,
     group_rows_reference,
     most_blocks,
+    place_of,
     tokens_of,
 )
 
 EXPERTS = 5
+
+
+@triton.jit
+def _places(out: tl.tensor, tiles: tl.tensor, together: tl.constexpr) -> None:
+    program = tl.program_id(0)
+    block, tile = place_of(program, tl.num_programs(0), tiles, together)
+    tl.store(out + 2 * program, block)
+    tl.store(out + 2 * program + 1, tile)
 
 
 def groups_of(ids: torch.Tensor, tokens: int) -> ExpertGroups:
@@ -61,6 +73,16 @@ def test_the_kernel_orders_pairs_as_its_twin(device: torch.device) -> None:
     assert torch.equal(ours.blocks[there], theirs.blocks[there]) and (ours.blocks[~there, 2] == 0).all()
 
 
+@pytest.mark.parametrize(("blocks", "tiles"), [(1, 5), (8, 3), (19, 4), (21, 1)])
+def test_programs_of_some_blocks_run_beside_one_another(device: torch.device, blocks: int, tiles: int) -> None:
+    """Each tile of each block has one program; blocks that run together are of one tile first."""
+    places = torch.full((blocks * tiles, 2), -1, dtype=torch.int32, device=device)
+    _places[(blocks * tiles,)](places, tiles, TOGETHER)
+    first = min(blocks, TOGETHER)
+    assert places[:first].tolist() == [[block, 0] for block in range(first)]
+    assert sorted(map(tuple, places.tolist())) == [(block, tile) for block in range(blocks) for tile in range(tiles)]
+
+
 def test_sizes() -> None:
-    assert [tokens_of(pairs, 8) for pairs in (1, 128, 129, 10**6)] == [16, 16, 32, 128]
+    assert [tokens_of(pairs, 8) for pairs in (1, 96, 104, 216, 10**6)] == [16, 16, 32, 64, 128]
     assert [are_grouped(pairs, 128, 8) for pairs in (8, 32, 33)] == [False, False, True]
