@@ -16,7 +16,7 @@ import triton.language as tl
 
 from slipstream_kernels.ops.experts.clamped_swiglu import SLOPE, clamped_swiglu_reference
 from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts, fragment_sums
-from slipstream_kernels.ops.gpu.experts.group_rows import TOGETHER, WORDS, ExpertGroups, place_of
+from slipstream_kernels.ops.gpu.experts.group_rows import MOST_TOKENS, TOGETHER, WORDS, ExpertGroups, place_of
 from slipstream_kernels.ops.gpu.experts.hopper_experts import hopper_experts
 from slipstream_kernels.ops.gpu.experts.packed_experts import DEPTH, PackedExperts, packed_sums
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
@@ -168,11 +168,15 @@ def _expert_linear(
 
 
 def expert_tile(outputs: int, tokens: int, *, gated: bool) -> Tile:
-    """A tile for any shape; a block has at most `tokens` pairs."""
+    """A tile for any shape; a block has at most `tokens` pairs.
+
+    Blocks of most tokens read the cache less in larger tiles, of which only gated outputs leave registers enough.
+    """
     products = 2 if gated else 1
     if tokens <= 32:
         return filled(Tile(min(64 // products, outputs), tokens, 128, 1), gated, _SHARED_ROOM)
-    return filled(Tile(min(128 // products, outputs), tokens, 64, 1), gated, _ROOM)
+    weight_rows = 256 if gated and tokens == MOST_TOKENS else 128
+    return filled(Tile(min(weight_rows // products, outputs), tokens, 64, 1), gated, _ROOM)
 
 
 def packed_tile(outputs: int, tokens: int, stored: _Stored, *, gated: bool) -> Tile:
