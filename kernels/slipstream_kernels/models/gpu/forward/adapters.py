@@ -160,7 +160,7 @@ class GpuAdapters:
                 own_a, own_b = _own(weight, name, self._shard)
                 start, end = part * self._rank, part * self._rank + weight.rank
                 a[start:end].copy_(own_a)
-                b[first : first + outputs, : weight.rank].copy_(own_b)
+                b[first : first + outputs].copy_(torch.nn.functional.pad(own_b, (0, self._rank - weight.rank)))
                 scales[start:end] = weight.scale
             first += outputs
 

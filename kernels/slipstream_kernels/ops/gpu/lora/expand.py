@@ -34,7 +34,8 @@ class ExpandTiles:
 
     @classmethod
     def of(cls, parts: Sequence[int], device: torch.device | str, *, grouped: bool = False) -> ExpandTiles:
-        """From the outputs of each part; two of equal size where `grouped`."""
+        """From the outputs of each part, multiples of 8; two of equal size where `grouped`."""
+        assert all(outputs % GROUP == 0 for outputs in parts)
         tiles, start = [], 0
         for part, outputs in enumerate(parts):
             for first in range(0, outputs, _TILE_ROWS):
@@ -92,7 +93,8 @@ def _expand(
     """One tile of outputs of one block of rows."""
     release_next()
     tile = tiles + tl.program_id(1) * 4
-    first, count, part, column = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    first, part = tl.load(tile), tl.load(tile + 2)
+    count, column = tl.multiple_of(tl.load(tile + 1), 8), tl.multiple_of(tl.load(tile + 3), 8)
     block = tl.program_id(0)
     slot = tl.load(slots + block)
     rows = tl.load(placed + block * SIZE + tl.arange(0, SIZE))
