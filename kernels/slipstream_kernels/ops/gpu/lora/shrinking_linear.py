@@ -29,21 +29,24 @@ from slipstream_kernels.ops.gpu.prefetch import prefetch_rows
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.gpu.tuning import MULTIPROCESSORS, best_tile, even_share, filled
 
-MOST_ROWS = 64
-"""Rows up to which both are one kernel: those of one block of tokens."""
+MOST_ROWS, FETCHED_ROWS = 256, 128
+"""Rows up to which both are one kernel where a tile of descriptors was measured for so many, and where none was."""
 _ROOM, _BLOCKS_ROOM = 200 * 1024, SHARED_MEMORY - 8 * 1024
 """Of stages, where threads copy and where descriptors fetch."""
-_FEW_LINES, _LINES = 16, 64
-"""Rows of A of a program beside blocks that descriptors fetch, where tokens can be the first operand and where not.
-Threads that copy have no registers left with 64 tokens."""
+_MATRIX_ROWS, _LINES = 64, 16
+"""Rows of the matrix instruction's first operand: from as many tokens on descriptors fetch, as threads that copy would
+have no registers left, and tokens are the first operand of A's product. Rows of A of a program, at most or at least."""
 
 
 @triton.jit
 def _own_lines(active: tl.tensor, index: tl.tensor, ranks: tl.tensor) -> Any:
-    """Of a program's rows of A `index`, counted from 0: which are its own, their adapters, and ranks within these."""
+    """Of the rows of A `index`, counted from 0, of a program: which are there, their adapters, and ranks within these.
+
+    Programs of one block of outputs have the same ones.
+    """
     total = tl.load(active) * ranks
-    count = tl.cdiv(total, tl.num_programs(0))
-    line = tl.program_id(0) * count + index
+    count = tl.cdiv(total, tl.num_programs(1))
+    line = tl.program_id(1) * count + index
     own = (index >= 0) & (index < count) & (line < total)
     slot = tl.load(active + 1 + line // ranks, mask=own, other=0)
     return own, slot, line % ranks
@@ -57,6 +60,7 @@ def _store_shrunk(
     row_slots: tl.tensor,
     active: tl.tensor,
     shrunk: tl.tensor,
+    first_token: tl.tensor,
     rows: tl.tensor,
     ranks: tl.tensor,
 ) -> None:
@@ -65,7 +69,7 @@ def _store_shrunk(
     What `index` are is found anew: registers do not hold it meanwhile.
     """
     own, slot, rank = _own_lines(active, index, ranks)
-    tokens = tl.arange(0, sums.shape[1])
+    tokens = first_token + tl.arange(0, sums.shape[1])
     token_slots = tl.load(row_slots + tokens, mask=tokens < rows, other=-1)
     scaled = sums * tl.load(scales + slot * ranks + rank, mask=own, other=0.0)[:, None]
     target = shrunk + tokens[None, :] * ranks + rank[:, None]
@@ -101,9 +105,9 @@ def _shrinking_stream(
     EVEN: tl.constexpr,
     PREFETCH: tl.constexpr,
 ) -> None:
-    """`share` outputs as in `linear_stream`; behind them in the block of weights, rows of A."""
+    """`share` outputs as in `linear_stream`; behind them in the block of weights, rows of A. One block of tokens."""
     release_next()
-    first = tl.program_id(0) * share
+    first, first_token = tl.program_id(1) * share, tl.program_id(0) * TOKENS
     end = tl.minimum(first + share, outputs)
     index = tl.arange(0, WEIGHT_ROWS)
     of_layer = index < end - first
@@ -114,13 +118,12 @@ def _shrinking_stream(
     if PREFETCH:
         prefetch_rows(rows_at, own, ahead, inputs)
     wait_for_previous()
-    tokens = tl.arange(0, TOKENS)
+    tokens = first_token + tl.arange(0, TOKENS)
     x_at = x + tokens.to(tl.int64)[:, None] * x_stride
     present = (tokens < rows)[:, None]
     sums = chained_sums(x_at, rows_at, present, own[:, None], inputs, WEIGHT_ROWS, TOKENS, DEPTH, EVEN)
-    _store_shrunk(sums, index - share, scales, row_slots, active, shrunk, rows, ranks)
-    zero = tl.full((), 0, tl.int32)
-    store_outputs(sums, out, bias, residual, first, end, zero, rows, out_stride, residual_stride, BIAS, RESIDUAL)
+    _store_shrunk(sums, index - share, scales, row_slots, active, shrunk, first_token, rows, ranks)
+    store_outputs(sums, out, bias, residual, first, end, first_token, rows, out_stride, residual_stride, BIAS, RESIDUAL)
 
 
 @triton.jit(do_not_specialize=["rows", "ahead"])
@@ -153,35 +156,33 @@ def _shrinking_blocks(
     PREFETCH: tl.constexpr,
     TOKENS_FIRST: tl.constexpr,
 ) -> None:
-    """One block of outputs as in `linear_blocks`, and LINES rows of A, which meet the same tokens."""
+    """One block of outputs and of tokens as in `linear_blocks`, and LINES rows of A, which meet the same tokens."""
     release_next()
-    first = tl.program_id(0) * WEIGHT_ROWS
+    first, first_token = tl.program_id(1) * WEIGHT_ROWS, tl.program_id(0) * TOKENS
     own, slot, rank = _own_lines(active, tl.arange(0, LINES), ranks)
     if PREFETCH:
         lines = first + tl.arange(0, WEIGHT_ROWS)
-        prefetch_rows(weight_at + lines.to(tl.int64) * inputs, lines < outputs, ahead, inputs)
+        asking = (lines < outputs) & (first_token == 0)
+        prefetch_rows(weight_at + lines.to(tl.int64) * inputs, asking, ahead, inputs)
     depths = tl.arange(0, DEPTH)[None, :]
     a_at = a + (slot * ranks + rank).to(tl.int64)[:, None] * inputs + depths
     wait_for_previous()
     sums = tl.zeros((TOKENS, WEIGHT_ROWS) if TOKENS_FIRST else (WEIGHT_ROWS, TOKENS), tl.float32)
-    products = tl.zeros((TOKENS, LINES) if TOKENS >= 64 else (LINES, TOKENS), tl.float32)
+    products = tl.zeros((TOKENS, LINES), tl.float32)
     for start in range(0, inputs, DEPTH):
-        values = x.load([0, start])
+        values = x.load([first_token, start])
         weights = weight.load([first, start])
         factors = tl.load(a_at, mask=own[:, None] if EVEN else own[:, None] & (start + depths < inputs), other=0.0)
         sums = dot(values, tl.trans(weights), sums) if TOKENS_FIRST else dot(weights, tl.trans(values), sums)
-        if TOKENS >= 64:
-            products = dot(values, tl.trans(factors), products)
-        else:
-            products = dot(factors, tl.trans(values), products)
+        products = dot(values, tl.trans(factors), products)
         a_at += DEPTH
     if TOKENS_FIRST:
         sums = tl.trans(sums)
-    if TOKENS >= 64:
-        products = tl.trans(products)
-    _store_shrunk(products, tl.arange(0, LINES), scales, row_slots, active, shrunk, rows, ranks)
-    zero = tl.full((), 0, tl.int32)
-    store_outputs(sums, out, bias, residual, first, outputs, zero, rows, out_stride, residual_stride, BIAS, RESIDUAL)
+    index = tl.arange(0, LINES)
+    _store_shrunk(tl.trans(products), index, scales, row_slots, active, shrunk, first_token, rows, ranks)
+    store_outputs(
+        sums, out, bias, residual, first, outputs, first_token, rows, out_stride, residual_stride, BIAS, RESIDUAL
+    )
 
 
 def shrinking_linear(
@@ -200,11 +201,11 @@ def shrinking_linear(
 ) -> None:
     """`linear` of x, weight, out, bias and residual, and `shrink` of x, a, scales and adapter_rows into `shrunk`.
 
-    `out` is not `x`. `gated`: of a gated layer, whose tiles may be others. `tile` overrules what is chosen: one of as
-    many tokens as rows or more, and with room for its share of all rows of A.
+    `out` is not `x`. `gated`: of a gated layer, whose tiles may be others. `tile` overrules what is chosen: one
+    with room for all rows of A; of descriptors, one of 64 tokens or more.
     """
     rows, (slots, ranks, inputs) = len(x), a.shape
-    if tile is None and rows <= MOST_ROWS:
+    if tile is None:
         tile = tile_of(len(weight), inputs, rows, slots * ranks, gated=gated, device=x.device)
     if tile is None:
         linear(x, weight, out, bias=bias, residual=residual)
@@ -213,12 +214,13 @@ def shrinking_linear(
     check_operands(x, weight, out)
     assert out.shape == (rows, len(weight))
     assert shrunk.shape == (rows, ranks)
-    assert rows <= tile.tokens
+    assert tile.tokens >= _MATRIX_ROWS or not tile.descriptors
     assert slots * ranks <= _room_of(tile, len(weight))
     adapters = a, scales, adapter_rows.row_slots, adapter_rows.active, shrunk
     addends = bias, residual
     strides = out.stride(0), 0 if residual is None else residual.stride(0)
-    lines, grid = tile.weight_rows(gated=False), (triton.cdiv(len(weight), tile.outputs),)
+    lines = tile.weight_rows(gated=False)
+    grid = triton.cdiv(rows, tile.tokens), triton.cdiv(len(weight), tile.outputs)
     common = {"warps": tile.warps, "stages": tile.stages, "WEIGHT_ROWS": lines, "TOKENS": tile.tokens}
     common |= {"DEPTH": tile.depth, "PREFETCH": tile.prefetch > 0, "EVEN": inputs % tile.depth == 0}
     common |= {"BIAS": bias is not None, "RESIDUAL": residual is not None}
@@ -228,7 +230,7 @@ def shrinking_linear(
             x, [rows_to_fetch(x, tile.tokens), inputs], [x.stride(0), 1], [tile.tokens, tile.depth]
         )
         weights = TensorDescriptor(weight, list(weight.shape), [inputs, 1], [lines, tile.depth])
-        more = {"LINES": _lines(tile.tokens), "TOKENS_FIRST": tile.tokens_first}
+        more = {"LINES": _LINES, "TOKENS_FIRST": tile.tokens_first}
         launch(
             _shrinking_blocks, grid, blocks, weights, weight, out, *addends, *adapters, rows, ahead, *sizes, *strides,
             **common, **more,
@@ -240,18 +242,18 @@ def shrinking_linear(
     )  # fmt: skip
 
 
-def _lines(tokens: int) -> int:
-    return _FEW_LINES if tokens >= _LINES else _LINES
-
-
 @cache
 def tile_of(outputs: int, inputs: int, rows: int, lines: int, *, gated: bool, device: torch.device) -> Tile | None:
     """How the two are cut as one kernel, beside at most `lines` rows of A; None where they are two."""
+    if rows > MOST_ROWS:
+        return None
     best = best_tile(outputs // 2 if gated else outputs, inputs, rows, gated=gated, device=device)
     best = replace(best, outputs=best.outputs * 2 if gated else best.outputs)
     tokens = max(triton.next_power_of_2(rows), 16)
-    if tokens == MOST_ROWS:
-        measured = best.descriptors and not best.persistent and best.tokens == tokens
+    if tokens >= _MATRIX_ROWS:
+        measured = best.descriptors and not best.persistent and best.tokens >= _MATRIX_ROWS
+        if not measured and rows > FETCHED_ROWS:
+            return None
         candidates = [_beside_lines(best if measured else _fetched(outputs))]
     else:
         candidates = [_streamed(outputs, tokens, block) for block in (64, 128)]
@@ -266,14 +268,14 @@ def tile_of(outputs: int, inputs: int, rows: int, lines: int, *, gated: bool, de
 
 def _room_of(tile: Tile, outputs: int) -> int:
     """Rows of A that the programs of a layer have room for."""
-    spare = _lines(tile.tokens) if tile.descriptors else tile.weight_rows(gated=False) - tile.outputs
+    spare = _LINES if tile.descriptors else tile.weight_rows(gated=False) - tile.outputs
     return spare * int(triton.cdiv(outputs, tile.outputs))
 
 
 def _beside_lines(tile: Tile) -> Tile:
     """A tile of descriptors, with as many stages as there is room for beside their rows of A."""
-    for depth in (tile.depth, 128):
-        step = (tile.weight_rows(gated=False) + tile.tokens + _lines(tile.tokens)) * depth * 2
+    for depth in (tile.depth, min(tile.depth, 128)):
+        step = (tile.weight_rows(gated=False) + tile.tokens + _LINES) * depth * 2
         if tile.stages * step * tile.depth // depth <= _BLOCKS_ROOM:
             break
     wanted = tile.stages * tile.depth // depth
@@ -281,15 +283,15 @@ def _beside_lines(tile: Tile) -> Tile:
 
 
 def _fetched(outputs: int) -> Tile:
-    """A tile of descriptors: one program for each multiprocessor, or where that is not enough two that are smaller."""
+    """A tile of descriptors: one program for each multiprocessor, or where that is not enough two with less memory."""
     block = next((block for block in (32, 64) if block * MULTIPROCESSORS >= outputs), 128)
     stages = 2 if block == 128 else 8
-    return Tile(block, MOST_ROWS, 128, stages, descriptors=True, prefetch=1024, tokens_first=True)
+    return Tile(block, _MATRIX_ROWS, 128, stages, descriptors=True, prefetch=1024, tokens_first=True)
 
 
 def _streamed(outputs: int, tokens: int, block: int) -> Tile:
     """Equal shares that leave room in a block for rows of A."""
-    share = even_share(outputs, block - _FEW_LINES)
+    share = even_share(outputs, block - _LINES)
     return filled(Tile(share, tokens, 128, 1, prefetch=1024), gated=False, room=_ROOM)
 
 
