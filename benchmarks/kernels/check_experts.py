@@ -29,6 +29,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
+from benchmarks.kernels.check_attention import device_facts
 from benchmarks.kernels.linear_operands import microseconds
 from slipstream_kernels.ops.gpu.experts.combine_experts import combine_experts, combine_experts_reference
 from slipstream_kernels.ops.gpu.experts.expert_linear import ExpertMatrix, expert_linear
@@ -287,7 +288,8 @@ def main() -> int:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "interpreter"
     if options.output:
         report = {
-            "device": name, "bytes_a_microsecond": rate, "shapes": [asdict(shape) for shape in shapes],
+            "machine": device_facts() if device.type == "cuda" else {"device": name},
+            "bytes_a_microsecond": rate, "shapes": [asdict(shape) for shape in shapes],
             "checks": checks, "times": timed,
         }  # fmt: skip
         options.output.write_text(json.dumps(report, indent=1), encoding="utf-8")
