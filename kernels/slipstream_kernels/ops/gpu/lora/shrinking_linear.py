@@ -33,9 +33,9 @@ MOST_ROWS, FETCHED_ROWS = 256, 128
 """Rows up to which both are one kernel where a tile of descriptors was measured for so many, and where none was."""
 _ROOM, _BLOCKS_ROOM = 200 * 1024, SHARED_MEMORY - 8 * 1024
 """Of stages, where threads copy and where descriptors fetch."""
-_MATRIX_ROWS, _LINES = 64, 16
+_MATRIX_ROWS, _FEW_LINES, _MOST_LINES = 64, 16, 64
 """Rows of the matrix instruction's first operand: from as many tokens on descriptors fetch, as threads that copy would
-have no registers left, and tokens are the first operand of A's product. Rows of A of a program, at most or at least."""
+have no registers left, and tokens are the first operand of A's product. Rows of A of a program."""
 
 
 @triton.jit
@@ -205,8 +205,9 @@ def shrinking_linear(
     with room for all rows of A; of descriptors, one of 64 tokens or more.
     """
     rows, (slots, ranks, inputs) = len(x), a.shape
+    most = min(slots, rows) * ranks
     if tile is None:
-        tile = tile_of(len(weight), inputs, rows, slots * ranks, gated=gated, device=x.device)
+        tile = tile_of(len(weight), inputs, rows, most, gated=gated, device=x.device)
     if tile is None:
         linear(x, weight, out, bias=bias, residual=residual)
         shrink(x, a, scales, adapter_rows, shrunk)
@@ -215,7 +216,7 @@ def shrinking_linear(
     assert out.shape == (rows, len(weight))
     assert shrunk.shape == (rows, ranks)
     assert tile.tokens >= _MATRIX_ROWS or not tile.descriptors
-    assert slots * ranks <= _room_of(tile, len(weight))
+    assert _has_room(tile, len(weight), most)
     adapters = a, scales, adapter_rows.row_slots, adapter_rows.active, shrunk
     addends = bias, residual
     strides = out.stride(0), 0 if residual is None else residual.stride(0)
@@ -230,7 +231,7 @@ def shrinking_linear(
             x, [rows_to_fetch(x, tile.tokens), inputs], [x.stride(0), 1], [tile.tokens, tile.depth]
         )
         weights = TensorDescriptor(weight, list(weight.shape), [inputs, 1], [lines, tile.depth])
-        more = {"LINES": _LINES, "TOKENS_FIRST": tile.tokens_first}
+        more = {"LINES": _lines(tile, len(weight), most), "TOKENS_FIRST": tile.tokens_first}
         launch(
             _shrinking_blocks, grid, blocks, weights, weight, out, *addends, *adapters, rows, ahead, *sizes, *strides,
             **common, **more,
@@ -254,28 +255,38 @@ def tile_of(outputs: int, inputs: int, rows: int, lines: int, *, gated: bool, de
         measured = best.descriptors and not best.persistent and best.tokens >= _MATRIX_ROWS
         if not measured and rows > FETCHED_ROWS:
             return None
-        candidates = [_beside_lines(best if measured else _fetched(outputs))]
+        best = best if measured else _fetched(outputs)
+        candidates = [_beside(_lines(best, outputs, lines), best)]
     else:
         candidates = [_streamed(outputs, tokens, block) for block in (64, 128)]
         candidates.sort(key=lambda tile: _idle(outputs, tile))
         if best.tokens == tokens and not best.descriptors:
             candidates.insert(0, best)
     for tile in candidates:
-        if lines <= _room_of(tile, outputs):
+        if tile.stages > 1 and _has_room(tile, outputs, lines):
             return tile
     return None
 
 
-def _room_of(tile: Tile, outputs: int) -> int:
-    """Rows of A that the programs of a layer have room for."""
-    spare = _LINES if tile.descriptors else tile.weight_rows(gated=False) - tile.outputs
-    return spare * int(triton.cdiv(outputs, tile.outputs))
+def _share(tile: Tile, outputs: int, lines: int) -> int:
+    """Of each program, of `lines` rows of A."""
+    return int(triton.cdiv(lines, triton.cdiv(outputs, tile.outputs)))
 
 
-def _beside_lines(tile: Tile) -> Tile:
-    """A tile of descriptors, with as many stages as there is room for beside their rows of A."""
+def _lines(tile: Tile, outputs: int, lines: int) -> int:
+    """Rows of A of the block that a program has beside those that descriptors fetch."""
+    return max(_FEW_LINES, int(triton.next_power_of_2(_share(tile, outputs, lines))))
+
+
+def _has_room(tile: Tile, outputs: int, lines: int) -> bool:
+    spare = _MOST_LINES if tile.descriptors else tile.weight_rows(gated=False) - tile.outputs
+    return _share(tile, outputs, lines) <= spare
+
+
+def _beside(lines: int, tile: Tile) -> Tile:
+    """A tile of descriptors, with as many stages as there is room for beside `lines` rows of A."""
     for depth in (tile.depth, min(tile.depth, 128)):
-        step = (tile.weight_rows(gated=False) + tile.tokens + _LINES) * depth * 2
+        step = (tile.weight_rows(gated=False) + tile.tokens + lines) * depth * 2
         if tile.stages * step * tile.depth // depth <= _BLOCKS_ROOM:
             break
     wanted = tile.stages * tile.depth // depth
@@ -291,7 +302,7 @@ def _fetched(outputs: int) -> Tile:
 
 def _streamed(outputs: int, tokens: int, block: int) -> Tile:
     """Equal shares that leave room in a block for rows of A."""
-    share = even_share(outputs, block - _LINES)
+    share = even_share(outputs, block - _FEW_LINES)
     return filled(Tile(share, tokens, 128, 1, prefetch=1024), gated=False, room=_ROOM)
 
 

@@ -26,16 +26,16 @@ TOKENS_FIRST = Tile(outputs=32, tokens=64, depth=64, stages=3, descriptors=True,
 class Case:
     """Random rows with adapters 2 and 0, or none, of four. All sums are exact, whatever their order."""
 
-    def __init__(self, rows: int, inputs: int, device: torch.device) -> None:
+    def __init__(self, rows: int, inputs: int, device: torch.device, ranks: int = RANKS) -> None:
         generator = torch.Generator().manual_seed(rows + inputs)
 
         def exact(*shape: int) -> torch.Tensor:
             return (torch.randint(-16, 17, shape, generator=generator) / 8).bfloat16().to(device)
 
         self.x, self.weight = exact(rows, inputs), exact(OUTPUTS, inputs)
-        self.a = exact(ADAPTERS, RANKS, inputs)
+        self.a = exact(ADAPTERS, ranks, inputs)
         self.bias, self.residual = exact(OUTPUTS), exact(rows, OUTPUTS)
-        self.scales = torch.rand(ADAPTERS, RANKS, generator=generator).to(device)
+        self.scales = torch.rand(ADAPTERS, ranks, generator=generator).to(device)
         self.slots = [(2, -1, 0)[row % 3] for row in range(rows)]
         self.rows = AdapterRows.empty(rows, ADAPTERS, 16, device)
         lines = torch.arange(rows, dtype=torch.int32, device=device)
@@ -46,7 +46,7 @@ class Case:
         """The layer's output beside what is shrunk, NaN where nothing is written."""
         out, shrunk = (
             torch.full((len(self.x), columns), torch.nan, dtype=kind, device=self.x.device)
-            for columns, kind in ((OUTPUTS, dtype), (RANKS, torch.bfloat16))
+            for columns, kind in ((OUTPUTS, dtype), (self.a.shape[1], torch.bfloat16))
         )
         op(self.x, self.weight, out, self.a, self.scales, self.rows, shrunk, **more)
         return torch.cat([out.float(), shrunk.float()], dim=1).cpu()
@@ -69,6 +69,12 @@ def test_bits_are_those_of_two_steps(device: torch.device, rows: int, inputs: in
         assert torch.allclose(found, twin, rtol=2**-7, equal_nan=True)
 
 
+def test_many_rows_of_adapters_share_a_program(device: torch.device) -> None:
+    case = Case(40, 64, device, ranks=24)
+    found, expected = case.run(shrinking_linear, tile=BLOCKS), case.run(in_two_steps(linear, shrink))
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
 def test_many_rows_are_two_kernels(device: torch.device) -> None:
     case = Case(MOST_ROWS + 1, 32, device)
     assert tile_of(OUTPUTS, 32, MOST_ROWS + 1, ADAPTERS * RANKS, gated=False, device=device) is None
@@ -87,6 +93,12 @@ def test_tiles_have_room_for_all_adapters(
     tile = tile_of(outputs, inputs, rows, 16 * ranks, gated=gated, device=device)
     assert tile is not None and tile.tokens >= min(rows, 64) and tile.shared_memory(gated=False) <= SHARED_MEMORY
     programs = -(-outputs // tile.outputs)
-    spare = 16 if tile.descriptors else tile.weight_rows(gated=False) - tile.outputs
+    spare = 64 if tile.descriptors else tile.weight_rows(gated=False) - tile.outputs
     assert 0 < 16 * ranks <= spare * programs
     assert tile_of(outputs, inputs, rows, 1024 * ranks * 8, gated=gated, device=device) is None
+
+
+def test_more_adapters_have_room_beside_fewer_stages(device: torch.device) -> None:
+    few, many = (tile_of(6144, 4096, 64, count * 48, gated=False, device=device) for count in (16, 64))
+    assert few is not None and many is not None
+    assert few.stages > many.stages > 1
