@@ -103,8 +103,11 @@ def test_ranks_share_every_expert(tmp_path: Path) -> None:
     """Parts of the ranks hold the whole; the router is in each as it is."""
     folder = make_tiny_model(tmp_path / "model", **on_a_gpu("mixtral") | {"intermediate_size": 64})
     config = ModelConfig.from_folder(folder)
-    whole = GpuWeights.load(folder, config, "cpu", progress=False).layers[1].experts
-    parts = [GpuWeights.load(folder, config, "cpu", rank=i, size=2, progress=False).layers[1].experts for i in range(2)]
+    weights = GpuWeights.load(folder, config, "cpu", progress=False)
+    ranks = [GpuWeights.load(folder, config, "cpu", rank=i, size=2, progress=False) for i in range(2)]
+    whole, parts = weights.layers[1].experts, [each.layers[1].experts for each in ranks]
+    assert weights.norm_behind_experts(0) is weights.layers[1].input_norm
+    assert ranks[0].norm_behind_experts(0) is weights.norm_behind_experts(len(weights.layers) - 1) is None
     assert whole is not None
     assert all(torch.equal(each.router, whole.router) for each in parts)
     assert torch.equal(torch.cat([each.gate_up for each in parts], 1), whole.gate_up)

@@ -69,14 +69,15 @@ from slipstream_kernels.ops.gpu.experts.expert_linear import _expert_linear
 from slipstream_kernels.ops.gpu.experts.route_experts import _route
 from slipstream_kernels.ops.gpu.scale_queries import _scale_queries
 
-halves = dict.fromkeys(("x", "weight", "bias", "q"), "*bf16")
+halves = dict.fromkeys(("x", "weight", "bias", "q", "norm", "normed"), "*bf16")
 floats = dict.fromkeys(("scores", "weights", "outputs", "shared", "residual", "factors", "scales", "zeros"), "*fp32")
 words = dict.fromkeys(("ids", "awake", "slots", "order", "blocks", "positions"), "*i32")
-types = halves | floats | words | {"out": "*bf16"}
+types = halves | floats | words | {"out": "*bf16", "eps": "fp32"}
 constants = dict(
     CHOSEN=1, NORMALISED=False, SIGMOID=True, SLOTS=True, BLOCK=16, WEIGHED=False, SHARED=True, RESIDUAL=True,
-    WEIGHT_ROWS=64, TOKENS=16, DEPTH=64, PRODUCTS=2, EVEN=True, GROUPED=True, BIAS=False, FACTORS=True, LIMIT=0.0,
-    WORDS=3, TOGETHER=8, PART=32, CHUNK=128, NUMBER="", PER_BYTE=1, COLUMNS=0, GROUP=0, ZERO=0.0, ZEROS=False,
+    NORMED=True, WEIGHT_ROWS=64, TOKENS=16, DEPTH=64, PRODUCTS=2, EVEN=True, GROUPED=True, BIAS=False, FACTORS=True,
+    LIMIT=0.0, WORDS=3, TOGETHER=8, PART=32, CHUNK=128, NUMBER="", PER_BYTE=1, COLUMNS=0, GROUP=0, ZERO=0.0,
+    ZEROS=False,
 )
 for kernel in (_combine, _count, _route, _scale_queries, _expert_linear):
     for number in ("", "e4m3", "e2m1") if kernel is _expert_linear else ("",):

@@ -21,15 +21,18 @@ def queue_experts(
     *,
     layer: int,
     shared: torch.Tensor | None,
-    residual: torch.Tensor | None,
     down_bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    normed: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     """Queue out = what the experts make of bfloat16 x [rows, hidden] + residual.
 
     slots: int32 [rows] that rows write, -1 of padding, which wakes no expert. layer: its place among those with
     experts. shared: float32 [rows, hidden], what the expert that computes every row says; None: there is none. out: the
     residual stream, which `residual` may be; or, without one, float32 [rows, hidden], a rank's part. down_bias: the
-    weights', or None on ranks that do not add it.
+    weights', or None on ranks that do not add it. norm, normed, eps: see `combine_experts`; normed may be x.
     """
     ops.linear(x, weights.router, b.scores, bias=weights.router_bias)
     weighed = not form.weighs_inputs
@@ -43,4 +46,5 @@ def queue_experts(
     ops.expert_linear(x, weights.gate_up, b.activated, ids, b.groups, **gate)
     ops.expert_linear(b.activated, weights.down, b.outputs, ids, b.groups, bias=down_bias)
     scores = b.scores[:, form.count] if form.weighs_shared else None
-    ops.combine_experts(b.outputs, b.weights, out, shared=shared, scores=scores, residual=residual, weighed=weighed)
+    addends = {"shared": shared, "scores": scores, "residual": residual}
+    ops.combine_experts(b.outputs, b.weights, out, **addends, weighed=weighed, norm=norm, normed=normed, eps=eps)

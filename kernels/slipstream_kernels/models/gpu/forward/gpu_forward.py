@@ -152,7 +152,8 @@ class GpuForward:
     ) -> None:
         ops, config = self._ops, self._config
         keys, values = self._kv.of_layer(index)
-        ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
+        if index == 0 or self._weights.norm_behind_experts(index - 1) is None:
+            ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
         places = plan.positions, plan.write_slots, self._positions.rotary[index]
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": config.rms_norm_eps}
         if adapted is None:
@@ -205,10 +206,12 @@ class GpuForward:
             ops.linear(activated, layer.down, shared)
         adds_bias = self._group is None or self._group.rank == 0
         place, more = form.place_of(index), {"shared": shared, "down_bias": weights.down_bias if adds_bias else None}
+        eps = self._config.rms_norm_eps
         if self._group is None:
-            queue_experts(ops, form, weights, b.normed, slots, b.experts, b.x, layer=place, residual=b.x, **more)
+            more |= {"residual": b.x, "norm": self._weights.norm_behind_experts(index), "normed": b.normed}
+            queue_experts(ops, form, weights, b.normed, slots, b.experts, b.x, layer=place, eps=eps, **more)
             return
-        queue_experts(ops, form, weights, b.normed, slots, b.experts, b.part, layer=place, residual=None, **more)
+        queue_experts(ops, form, weights, b.normed, slots, b.experts, b.part, layer=place, eps=eps, **more)
         self._group.all_gather(b.parts, b.part)
         ops.rank_sum(b.parts, b.x, b.x)
 
@@ -247,22 +250,9 @@ class GpuForward:
             return
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
         if bucket.tiles_only and bucket.has_trees:
-            ops.tree_attention(
-                b.q,
-                keys,
-                values,
-                pages,
-                page_size,
-                plan.segments,
-                b.paths,
-                b.depths,
-                b.leaves,
-                plan.write_slots,
-                b.attended,
-                columns=b.columns,
-                form=form,
-                sinks=sinks,
-            )
+            trees = plan.segments, b.paths, b.depths, b.leaves, plan.write_slots
+            more = {"columns": b.columns, "form": form, "sinks": sinks}
+            ops.tree_attention(b.q, keys, values, pages, page_size, *trees, b.attended, **more)
         elif not bucket.tiles_only:
             self._attend_in_splits(bucket, plan, b, keys, values, form, sinks)
         if len(plan.tiles):

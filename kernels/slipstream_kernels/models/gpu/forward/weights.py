@@ -98,6 +98,12 @@ class GpuWeights:
     room: torch.Tensor
     """[elements], where packed layers of many rows are decoded"""
 
+    def norm_behind_experts(self, index: int) -> torch.Tensor | None:
+        """The next layer's norm, which a layer of experts applies with its sum; of ranks, which have parts, none."""
+        if self.layers[index].experts is None or self.shard.size > 1 or index + 1 == len(self.layers):
+            return None
+        return self.layers[index + 1].input_norm
+
     @classmethod
     def load(
         cls,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from slipstream_kernels.ops.gpu.experts.combine_experts import combine_experts, combine_experts_reference
+from slipstream_kernels.ops.gpu.rms_norm import rms_norm
 
 ROWS, CHOSEN, SIZE = 5, 3, 1040
 
@@ -20,6 +21,29 @@ def test_matches_its_twin(device: torch.device, is_shared: bool, dtype: torch.dt
     combine_experts_reference(outputs, weights, expected, **more)
     combine_experts(outputs, weights, more["residual"], **more)
     torch.testing.assert_close(more["residual"], expected, rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1040, 2048])
+def test_the_next_norm_is_that_of_the_rounded_sum(device: torch.device, size: int) -> None:
+    """The stream has the bits that it has without the norm."""
+    torch.manual_seed(0)
+    outputs, weights = torch.randn(ROWS * CHOSEN, size, device=device), torch.rand(ROWS, CHOSEN, device=device)
+    x, norm = (torch.randn(*shape, device=device).bfloat16() for shape in ((ROWS, size), (size,)))
+    shared, scores = torch.randn(ROWS, size, device=device), torch.randn(ROWS, device=device)
+    plain, out, normed, alone = x.clone(), x.clone(), torch.empty_like(x), torch.empty_like(x)
+    more = {"shared": shared, "scores": scores}
+    combine_experts(outputs, weights, plain, residual=plain, **more)
+    combine_experts(outputs, weights, out, residual=out, norm=norm, normed=normed, eps=1e-5, **more)
+    assert torch.equal(out, plain)
+    rms_norm(out, norm, alone, 1e-5)
+    torch.testing.assert_close(normed, alone, rtol=2**-7, atol=1e-6)
+    rows = slice(2, 4)
+    part = torch.empty_like(normed[rows])
+    combine_experts(
+        outputs.unflatten(0, (ROWS, CHOSEN))[rows].flatten(0, 1), weights[rows], x[rows], residual=x[rows],
+        shared=shared[rows], scores=scores[rows], norm=norm, normed=part, eps=1e-5,
+    )  # fmt: skip
+    assert torch.equal(part, normed[rows])
 
 
 @pytest.mark.parametrize("op", [combine_experts, combine_experts_reference])
