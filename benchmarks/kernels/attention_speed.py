@@ -170,7 +170,7 @@ def decode_speed(
     single = torch.tensor([(i, 1, i, context - 1) for i in range(batch)], dtype=torch.int32, device=DEVICE)
     leaves = passes[0].leaves(columns)
 
-    def as_tiles(stages: int = TREE_STAGES, width: int = columns) -> None:
+    def as_tiles(stages: int = TREE_STAGES, width: int = columns, registers: int | None = None) -> None:
         for one in passes:
             if nodes:
                 tree_attention(
@@ -178,7 +178,7 @@ def decode_speed(
                     columns=width, stages=stages,
                 )  # fmt: skip
             else:
-                prefill_attention(*_kv(one), single, out, columns=width)
+                prefill_attention(*_kv(one), single, out, columns=width, registers=registers)
 
     layer = 1e6 / len(passes)
     tried = {
@@ -187,11 +187,9 @@ def decode_speed(
         if width not in ((16,) if nodes else (32,))
     }
     tried |= {
-        f"{name}, tiles, stages {stages}": round(graph_time(partial(as_tiles, stages)) * layer, 1)
-        for stages in ((3, 4, 7) if variants and nodes else ())
+        f"{name}, tiles, {cut}": round(graph_time(partial(as_tiles, **cut)) * layer, 1)
+        for cut in (_tile_cuts(nodes, coded) if variants else ())
     }
-    if variants and coded and not nodes:
-        tried[f"{name}, tiles, 64 columns"] = round(graph_time(partial(as_tiles, width=64)) * layer, 1)
     seconds = graph_time(both) / len(passes)
     row_bytes = HEAD_DIM + 4 if coded else 2 * HEAD_DIM
     moved = 2 * sum(length for *_, length in passes[0].spans) * KV_HEADS * row_bytes
@@ -204,6 +202,13 @@ def decode_speed(
         moved / seconds / 1e12,
         variants=tried,
     )
+
+
+def _tile_cuts(nodes: int, coded: bool) -> Sequence[dict[str, int]]:
+    """Cuts of tiles that are tried: of trees, or of rows that decode."""
+    if nodes:
+        return [{"stages": stages} for stages in (3, 4, 7)]
+    return [{"width": 64}, {"registers": 168}, {"registers": 128}] if coded else []
 
 
 def prefill_speed(name: str, context: int) -> SpeedRow:

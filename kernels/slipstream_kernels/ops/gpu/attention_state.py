@@ -247,8 +247,8 @@ def add_block(
     if TILE == TURNED:
         p = rounded(p, tl.bfloat16)
         ones = rounded(tl.full((_BLOCK, _BLOCK), 1.0, tl.float32), tl.bfloat16)
-        weight += dot(ones, p, tl.zeros((_BLOCK, p.shape[1]), tl.float32))
-        return weight, dot(tl.trans(value), p, sums)
+        sums = dot(tl.trans(value), p, sums)
+        return weight + dot(ones, p, tl.zeros((_BLOCK, p.shape[1]), tl.float32)), sums
     elif TILE == CODED:  # noqa: RET505
         p = rounded(p, tl.bfloat16)
         ones = rounded(tl.full((_BLOCK, _ANY), 1.0, tl.float32), tl.bfloat16)

@@ -21,22 +21,12 @@ _COMPILED = tl.constexpr(not INTERPRETED)
 
 @triton.jit
 def load_codes(
-    keys: tl.tensor,
-    key_scales: tl.tensor,
-    values: tl.tensor,
-    value_scales: tl.tensor,
-    slots: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Codes, as int32 [BLOCK, HEAD_DIM / 4], and float32 scales [BLOCK], of slots of one head: keys', then values'."""
+    rows: tl.tensor, scales: tl.tensor, slots: tl.tensor, HEAD_DIM: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Codes, as int32 [BLOCK, HEAD_DIM / 4], and float32 scales [BLOCK], of slots of one head's keys or values."""
     width: tl.constexpr = HEAD_DIM // _WORD
     words = slots.to(tl.int64)[:, None] * width + tl.arange(0, width)[None, :]
-    return (
-        tl.load(keys.to(tl.pointer_type(tl.int32), bitcast=True) + words),
-        tl.load(key_scales + slots),
-        tl.load(values.to(tl.pointer_type(tl.int32), bitcast=True) + words),
-        tl.load(value_scales + slots),
-    )
+    return tl.load(rows.to(tl.pointer_type(tl.int32), bitcast=True) + words), tl.load(scales + slots)
 
 
 @triton.jit

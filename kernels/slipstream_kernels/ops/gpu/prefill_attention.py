@@ -65,6 +65,7 @@ def _with_block(
     query: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
+    value_scales: tl.tensor | None,
     start: tl.tensor,
     position: tl.tensor,
     full: tl.tensor,
@@ -86,6 +87,8 @@ def _with_block(
         m, l, o = block_peak(products, SCALE, REACH, TILE), tl.zeros_like(l), tl.zeros_like(o)
     else:
         m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE, 0, TILE)), TILE)
+    if value_scales is not None:
+        value = decoded(value, value_scales)
     l, o = add_block(m, l, o, products, value, SCALE, TILE)
     return m, l, o, total_m, total_l, total_o
 
@@ -144,16 +147,17 @@ def _prefill_attention(
         ks, vs = key_scales + first_scale, value_scales + first_scale
         inside = tl.arange(0, _BLOCK)
         slots = paged_slots(pages, tl.minimum(begin + inside, last), PAGE_SIZE)
-        codes = load_codes(keys, ks, values, vs, slots, HEAD_DIM)
+        key_codes, value_codes = load_codes(keys, ks, slots, HEAD_DIM), load_codes(values, vs, slots, HEAD_DIM)
         slots = paged_slots(pages, tl.minimum(begin + inside + _BLOCK, last), PAGE_SIZE)
         for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=1):
-            key, value = decoded(codes[0], codes[1]), decoded(codes[2], codes[3])
-            codes = load_codes(keys, ks, values, vs, slots, HEAD_DIM)
+            key = decoded(key_codes[0], key_codes[1])
+            key_codes, ahead = load_codes(keys, ks, slots, HEAD_DIM), load_codes(values, vs, slots, HEAD_DIM)
             slots = paged_slots(pages, tl.minimum(start + inside + 2 * _BLOCK, last), PAGE_SIZE)
             m, l, o, total_m, total_l, total_o = _with_block(
-                m, l, o, total_m, total_l, total_o, query, key, value, start, start + inside, full, own,
-                SCALE, CAP, REACH, TILE,
+                m, l, o, total_m, total_l, total_o, query, key, value_codes[0], value_codes[1],
+                start, start + inside, full, own, SCALE, CAP, REACH, TILE,
             )  # fmt: skip
+            value_codes = ahead
     else:
         for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
             position = start + tl.arange(0, _BLOCK)
@@ -161,7 +165,7 @@ def _prefill_attention(
             key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
             value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
             m, l, o, total_m, total_l, total_o = _with_block(
-                m, l, o, total_m, total_l, total_o, query, key, value, start, position, full, own,
+                m, l, o, total_m, total_l, total_o, query, key, value, None, start, position, full, own,
                 SCALE, CAP, REACH, TILE,
             )  # fmt: skip
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o, TILE)
@@ -206,6 +210,7 @@ def prefill_attention(
     *,
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,
+    registers: int | None = None,
     form: AttentionForm = FULL,
     sinks: torch.Tensor | None = None,
 ) -> None:
@@ -213,9 +218,10 @@ def prefill_attention(
 
     bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
     all rows; int32 page_table [lines, pages]. int32 tiles [T, 4] as `prefill_tiles` cuts them: first row, number of
-    rows (0 for padding), line, first position. `columns` (64 or 128, of codes 16 or 32 too) and `stages` change no
-    bit. head_dim is one of HEAD_DIMS. No kernel of the same pass writes tiles: they are read while those may still
-    run. sinks: float32 [heads], one more score of each head, which has no value.
+    rows (0 for padding), line, first position. `columns` (64 or 128, of codes 16 or 32 too), `stages` and
+    `registers`, a thread's at most, change no bit. head_dim is one of HEAD_DIMS. No kernel of the same pass writes
+    tiles: they are read while those may still run. sinks: float32 [heads], one more score of each head, which has no
+    value.
     """
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
@@ -249,6 +255,7 @@ def prefill_attention(
         STAGES=stages_of(stages, head_dim),
         TILE=tile_of(keys, columns),
         warps=warps_of(columns),
+        maxnreg=registers,
     )
 
 
@@ -263,6 +270,7 @@ def prefill_attention_reference(
     *,
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,  # noqa: ARG001  a twin takes what its kernel takes
+    registers: int | None = None,  # noqa: ARG001
     form: AttentionForm = FULL,
     sinks: torch.Tensor | None = None,
 ) -> None:

@@ -20,6 +20,8 @@ from slipstream_kernels.ops.gpu.attention_state import (
     TURNED,
     AttentionPartials,
     absorb_block,
+    add_block,
+    block_peak,
     block_products,
     cap_scale,
     check_layout,
@@ -27,6 +29,7 @@ from slipstream_kernels.ops.gpu.attention_state import (
     load_columns,
     load_rows,
     paged_slots,
+    raised,
     score_scale,
     stages_of,
     tile_of,
@@ -161,16 +164,19 @@ def _prefix_attention(
             v, vs = values + head_offset, value_scales + first_scale
             inside = tl.arange(0, _BLOCK)
             slots = paged_slots(pages, tl.minimum(begin + inside, stop - 1), PAGE_SIZE)
-            codes = load_codes(k, ks, v, vs, slots, HEAD_DIM)
+            key_codes, value_codes = load_codes(k, ks, slots, HEAD_DIM), load_codes(v, vs, slots, HEAD_DIM)
             slots = paged_slots(pages, tl.minimum(begin + inside + _BLOCK, stop - 1), PAGE_SIZE)
             for start in tl.range(begin, stop, _BLOCK, num_stages=1):
-                key, value = decoded(codes[0], codes[1]), decoded(codes[2], codes[3])
-                codes = load_codes(k, ks, v, vs, slots, HEAD_DIM)
-                slots = paged_slots(pages, tl.minimum(start + inside + 2 * _BLOCK, stop - 1), PAGE_SIZE)
+                key = decoded(key_codes[0], key_codes[1])
+                key_codes = load_codes(k, ks, slots, HEAD_DIM)
                 products = block_products(query, key, CAP, TILE)
                 if REACH:
                     products = within(products, start + inside, own, REACH, TILE)
-                m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE)
+                m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE, 0, TILE)), TILE)
+                value = decoded(value_codes[0], value_codes[1])
+                value_codes = load_codes(v, vs, slots, HEAD_DIM)
+                slots = paged_slots(pages, tl.minimum(start + inside + 2 * _BLOCK, stop - 1), PAGE_SIZE)
+                l, o = add_block(m, l, o, products, value, SCALE, TILE)
         else:
             for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
                 position = start + tl.arange(0, _BLOCK)
