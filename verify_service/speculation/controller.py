@@ -154,20 +154,28 @@ class SpeculationController:
         """
         self._draft_latency.begin()
         self._on_device.drop()
-        awaiting = [item for item in items if item.state.draft.awaiting_tree and item.decides]
+        asking = [item for item in items if item.state.draft.awaiting_tree and item.decides]
+        awaiting = [item for item in asking if self._wants_tree(item)]
+        for item in asking:
+            item.state.draft.awaiting_tree = False
         if awaiting:
             self._on_device.allow_for(items)
             self._optimizer.draft_time.expect_behind(self._source.drafts_on_device())
             trees = self._source.collect([item.state.key for item in awaiting])
-            for item in awaiting:
-                item.state.draft.awaiting_tree = False
             self._give(items, list(zip(awaiting, trees, strict=True)))
         self._grammar_trees.attach(items)
 
     def attach_promised(self, items: Sequence[ScheduledRequest]) -> None:
         """Give each item the tree that a device drafts for it, cut to what fits. See `can_launch_promised`."""
         self._draft_latency.begin()
-        self._give(items, self._on_device.take(items))
+        self._give(items, [each for each in self._on_device.take(items) if self._wants_tree(each[0])])
+
+    def _wants_tree(self, item: ScheduledRequest) -> bool:
+        """Whether a tree that was asked for is still waited for: not where none pays for the load that has come since.
+
+        Whoever drafts is busy with the prompts of that load then, for longer than with any tree.
+        """
+        return not (item.state.draft.adaptive and self._tree_sizer.rests_at_once)
 
     def _give(
         self, items: Sequence[ScheduledRequest], asked: Sequence[tuple[ScheduledRequest, TokenTree | None]]
@@ -300,7 +308,7 @@ class SpeculationController:
                 state.draft.num_unsent_tokens += len(tokens)
             return
         commits: list[Committed] = []
-        self._tree_sizer.takes_whole = launched
+        self._tree_sizer.takes_whole, self._tree_sizer.rests_at_once = launched, False
         depths = self._tree_sizer.depths([state for state, _ in drafted], running)
         haste = haste_of([state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0], running)
         for (state, tokens), depth in zip(drafted, depths, strict=True):

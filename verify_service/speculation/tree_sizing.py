@@ -54,6 +54,8 @@ class TreeSizer:
         """Whether requests whose trees the optimizer sizes ask for any."""
         self.takes_whole = False
         """Whether steps take trees as they are, be they of many requests."""
+        self.rests_at_once = False
+        """Whether drafting was paused for the load that comes since trees were last asked for."""
 
     def begin(self, state: RequestState, expected: int = 1) -> None:
         """Begin a request, whose drafting may be paused from the start; `expected` requests will share steps with it.
@@ -64,6 +66,7 @@ class TreeSizer:
         adaptive = state.draft.adaptive
         if adaptive and not self._gate.paused and not self._would_pay(state, expected):
             self._gate.rest()
+            self.rests_at_once = True
         rests = self._gate.paused and len(self._warm) >= self._num_warm
         state.draft.paused = state.draft.catching_up = rests and (adaptive or self.over_subscribed)
         if adaptive:

@@ -11,6 +11,7 @@ import torch
 from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.token_tree import TokenTree
 from support.fixed_trees import Fixed, Listener, decoding
+from support.verify_loop import admitted
 from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.engine_config import EngineConfig
 from verify_service.core.guarded_source import GuardedSource
@@ -139,6 +140,27 @@ def test_only_who_decides_and_asked_is_served() -> None:
     drafting.attach_trees([resumed])
     assert trees.asked == [state.key]
     assert resumed.tree is not None
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_trees_are_not_waited_for_beside_a_crowd_for_which_none_pay(adaptive: bool) -> None:
+    """One that insists is served all the same."""
+    costs = StepTimeModel([(1, 1, 1e-3), (1, 65, 1e-3), (64, 64, 2e-3), (64, 128, 2e-1)])
+    config = EngineConfig(num_pages=640, page_size=4, adaptive=adaptive)
+    memory, trees = KVCacheManager(config, 512), Fixed(TokenTree.chain([1, 2]))
+    drafting = drafting_of(trees, memory, config, costs)
+    state = decoding(config, memory, trees)
+    drafting.send_commits([(state, (1,))], 1)
+    assert state.draft.awaiting_tree
+    drafting.begin(admitted(config, range(10, 17), request_id=1, trees=trees), expected=64)
+    item = ScheduledRequest(state, 1)
+    drafting.attach_trees([item])
+    assert not state.draft.awaiting_tree
+    assert trees.asked == ([] if adaptive else [state.key]) and (item.tree is None) == adaptive
+    drafting.send_commits([(state, (1,))], 1)
+    state.draft.awaiting_tree = True
+    drafting.attach_trees([ScheduledRequest(state, 1)])
+    assert trees.asked[-1:] == [state.key]
 
 
 def test_a_fixed_request_is_granted_its_budget_or_its_share() -> None:
