@@ -119,7 +119,7 @@ def random_experts(shape: MixtureShape, sizes: tuple[int, int, int], device: tor
         else:
             _no_numbers(held.codes.view(torch.uint8), shape.number)
             _random_scales(held.scales, scale / _MEAN_SIZE[shape.number])
-        return held
+        return held.settled()
     packed = PackedExperts.empty(shape.number, sizes, shape.group, device, zeros=False)
     packed.codes.random_(0, 256)
     _no_numbers(packed.codes, shape.number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -121,6 +121,13 @@ class ExpertWeights:
             down=matrix(down, expert_packing(shard, layer, _DOWN)),
             **{name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape in _others(shard).items()},
         )
+
+    def settled(self) -> ExpertWeights:
+        """The same, of fragments whose contents are there."""
+        gate_up, down = (
+            weight.settled() if isinstance(weight, FragmentExperts) else weight for weight in (self.gate_up, self.down)
+        )
+        return replace(self, gate_up=gate_up, down=down)
 
     def place(self, name: str) -> Place | ExpertPlace | None:
         """Where a tensor of the layer goes, by its name within it; None: it is none of these."""

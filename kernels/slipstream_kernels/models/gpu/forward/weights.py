@@ -187,10 +187,16 @@ class GpuWeights:
         def of(weight: Weight) -> Weight:
             return weight.settled() if isinstance(weight, PackedWeight) else weight
 
+        def of_experts(weights: ExpertWeights | None) -> ExpertWeights | None:
+            return None if weights is None else weights.settled()
+
         layers = [
-            replace(layer, qkv=of(layer.qkv), o=of(layer.o), gate_up=of(layer.gate_up), down=of(layer.down))
+            replace(
+                layer, qkv=of(layer.qkv), o=of(layer.o), gate_up=of(layer.gate_up), down=of(layer.down),
+                experts=of_experts(layer.experts),
+            )
             for layer in self.layers
-        ]
+        ]  # fmt: skip
         return replace(self, layers=tuple(layers), head=of(self.head))
 
     @classmethod

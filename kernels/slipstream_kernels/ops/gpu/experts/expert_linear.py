@@ -87,6 +87,7 @@ def _expert_linear(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     ZEROS: tl.constexpr,
+    PAIRED: tl.constexpr,
 ) -> None:
     """`share` outputs of one block of pairs, or of one pair where not GROUPED; `of_row` pairs have one row of x.
 
@@ -137,6 +138,7 @@ def _expert_linear(
             GROUP,
             ZERO,
             ZEROS,
+            PAIRED,
         )
     else:
         sums = packed_sums(
@@ -271,6 +273,7 @@ def expert_linear(
         GROUP=stored.group,
         ZERO=stored.zero,
         ZEROS=stored.zeros is not None,
+        PAIRED=stored.paired,
     )
 
 
@@ -286,6 +289,7 @@ class _Stored:
     group: int = 0
     zero: float = 0.0
     columns: int = 0
+    paired: bool = False
 
 
 def _stored(weight: ExpertMatrix) -> _Stored:
@@ -296,7 +300,7 @@ def _stored(weight: ExpertMatrix) -> _Stored:
         form = weight.form
         of_groups = form.groups, form.number, form.group
         zero, columns = float(implied_zero(form.number)), chunk_of(form.number)
-        return _Stored(weight.codes, weight.scales, weight.zeros, *of_groups, zero, columns)
+        return _Stored(weight.codes, weight.scales, weight.zeros, *of_groups, zero, columns, weight.paired)
     return _Stored(weight, weight)
 
 

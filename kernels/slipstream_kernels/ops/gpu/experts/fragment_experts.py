@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from slipstream_kernels.ops.gpu.packed.packed_weight import (
     chunk_of,
     codes_of,
     pack,
+    paired_scales,
     unpacked,
     words_of,
 )
-from slipstream_kernels.ops.quantised_weight import Number, QuantisedWeight, decode, halves, paired
+from slipstream_kernels.ops.quantised_weight import PAIRED, Number, QuantisedWeight, decode, halves, paired
 
 MX_GROUP = 32
 """Columns that share a scale of e2m1 (OCP Microscaling Formats, version 1.0)."""
@@ -32,6 +33,9 @@ DEPTH = 128
 _ROWS, _DEPTH = tl.constexpr(ROWS), tl.constexpr(DEPTH)
 _EXPONENTS = chunk_of("e2m1") // MX_GROUP
 """Of a chunk."""
+RAISED = 126
+"""What exponents of e2m1 are greater by where one product both scales a number and brings its bits to their size."""
+_MOST_RAISED = 254 - RAISED
 
 Pieces = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -42,13 +46,15 @@ class FragmentExperts:
 
     form: of an expert's weight. codes: int32 [experts, units of N, chunks of K, WORDS]; those beyond K are 0. scales:
     float32 [experts, groups, N], zeros the same, or None: the number's. Of e2m1 a group is a chunk, and scales are
-    int32: the exponents of the chunk's groups of MX_GROUP, 127 too large, from the lowest byte on.
+    int32: the exponents of the chunk's groups of MX_GROUP, 127 too large, from the lowest byte on. `paired`: of int4
+    scales are int32 as those of such a `PackedWeight`, of e2m1 exponents are RAISED.
     """
 
     form: PackedForm
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
+    paired: bool = False
 
     @classmethod
     def empty(
@@ -82,10 +88,24 @@ class FragmentExperts:
         return len(self.codes)
 
     def put(self, expert: int, weight: QuantisedWeight) -> None:
-        """Write the weight of an expert."""
+        """Write the weight of an expert, where they are not settled."""
+        assert not self.paired
         for own, piece in zip((self.codes, self.scales, self.zeros), pieces_of(weight, self.form), strict=True):
             if own is not None and piece is not None:
                 own[expert].copy_(piece)
+
+    def settled(self) -> FragmentExperts:
+        """The same in the room of this one, whose contents are there: paired where all scales can be."""
+        if self.paired or self.form.number not in PAIRED:
+            return self
+        if self.form.number == "e2m1":
+            exponents = self.scales.view(torch.uint8)
+            if int(exponents.max()) > _MOST_RAISED:
+                return self
+            exponents += RAISED
+            return replace(self, paired=True)
+        scales = paired_scales(self.scales)
+        return self if scales is None else replace(self, scales=scales, paired=True)
 
     def decoded(self, expert: int) -> torch.Tensor:
         """bfloat16 [N, K] of an expert."""
@@ -95,9 +115,10 @@ class FragmentExperts:
         assert codes is not None
         assert scales is not None
         if self.form.number != "e2m1":
-            return decode(unpacked(PackedWeight(self.form, codes, scales, zeros)))
+            return decode(unpacked(PackedWeight(self.form, codes, scales, zeros, paired=self.paired)))
         of_rows = scales.t().clone(memory_format=torch.contiguous_format).view(torch.uint8)
-        powers = (of_rows[:, : self.form.inputs // MX_GROUP].int() << 23).view(torch.float32)
+        exponents = of_rows[:, : self.form.inputs // MX_GROUP].int() - (RAISED if self.paired else 0)
+        powers = (exponents << 23).view(torch.float32)
         of_columns = paired(codes_of(codes, "e2m1"))[:, : self.form.inputs // 2]
         return decode(QuantisedWeight("e2m1", of_columns, powers, None, MX_GROUP))
 
@@ -144,6 +165,7 @@ def fragment_sums(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     ZEROS: tl.constexpr,
+    PAIRED: tl.constexpr,
 ) -> Any:
     """`chained_sums` of 64 rows from `unit` on of an expert's weight; pointers to the rows of x [TOKENS, 1].
 
@@ -159,5 +181,5 @@ def fragment_sums(
         points = groups_at(zeros, unit, units, chunk, groups, count, COLUMNS, GROUP) if ZEROS else ZERO
         columns = start + tl.arange(0, _DEPTH)
         values = tl.load(x_at + columns[None, :], mask=present & (columns < inputs)[None, :], other=0.0)
-        sums = dot(decoded_tile(words, factors, points, NUMBER, False, count), tl.trans(values), sums)
+        sums = dot(decoded_tile(words, factors, points, NUMBER, PAIRED, count), tl.trans(values), sums)
     return sums

@@ -81,6 +81,7 @@ def _hopper_experts(
     GROUP: gl.constexpr,
     ZERO: gl.constexpr,
     ZEROS: gl.constexpr,
+    PAIRED: gl.constexpr,
     UNIT: gl.constexpr,
     WORDS: gl.constexpr,
     BLOCK_WORDS: gl.constexpr,
@@ -118,7 +119,7 @@ def _hopper_experts(
     sums = streamed_sums(
         x, (rows * x_stride)[:, None], (token < count)[:, None], codes + expert.to(gl.int64) * chunks * (units * WORDS),
         scales + of_scales, own_zeros, first_unit, last_unit, inputs, units, chunks, groups, TOKENS, STAGES, 1, DEPTH,
-        WARPS, HALVES, PRODUCTS, CHUNK_COLUMNS, NUMBER, False, GROUP, ZERO, ZEROS,
+        WARPS, HALVES, PRODUCTS, CHUNK_COLUMNS, NUMBER, PAIRED, GROUP, ZERO, ZEROS,
     )  # fmt: skip
     column = gl.arange(0, TOKENS, gl.SliceLayout(0, sums_in))
     if factors is not None:
@@ -185,6 +186,7 @@ def hopper_experts(
         pairs // len(x),
         len(weight),
         warps=warps,
+        PAIRED=weight.paired,
         **constants,
     )
 

@@ -47,7 +47,12 @@ def groups_at(
 
 @triton.jit
 def _plane(
-    words: tl.tensor, scales: tl.tensor, zeros: tl.tensor, NUMBER: tl.constexpr, PLANE: tl.constexpr
+    words: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    NUMBER: tl.constexpr,
+    RAISED: tl.constexpr,
+    PLANE: tl.constexpr,
 ) -> tl.tensor:
     """bfloat16 of the codes at one place of each word. Of e2m1, scales hold the exponents of both halves of a word."""
     bits: tl.constexpr = 4 if NUMBER == "int4" or NUMBER == "e2m1" else 8
@@ -55,7 +60,7 @@ def _plane(
     if NUMBER == "e2m1":
         # The bits of e2m1 are those of e5m2 but for its further exponents, whose bias is greater by 14.
         wide = ((code & 8) << 4) | ((code & 7) << 1)
-        exponent = (scales >> (8 * (PLANE // 4))) & 0xFF
+        exponent = ((scales >> (8 * (PLANE // 4))) & 0xFF) - RAISED
         scale = (exponent << 23).to(tl.float32, bitcast=True)
         return rounded(wide.to(tl.uint8).to(tl.float8e5, bitcast=True).to(tl.float32) * 16384.0 * scale, tl.bfloat16)
     if NUMBER == "e4m3":
@@ -74,18 +79,20 @@ def decoded_tile(
 ) -> tl.tensor:
     """bfloat16 [ROWS, columns] of the words that `words_at` loads, rows and columns in order.
 
-    scales of e2m1: int32, the exponents of a row's 32 columns each, 127 too large, from the lowest byte on.
+    scales of e2m1: int32, the exponents of a row's 32 columns each, from the lowest byte on, 127 too large, and where
+    PAIRED by 126 more.
     """
+    raised: tl.constexpr = 126 if PAIRED else 0
     if NUMBER == "e2m1":
         scales = scales >> (tl.arange(0, CHUNKS * 1024) % 4 // 2 * 16)
     elif PAIRED:
         scales = (scales << 16).to(tl.float32, bitcast=True)
-    low = tl.join(_plane(words, scales, zeros, NUMBER, 0), _plane(words, scales, zeros, NUMBER, 2))
-    high = tl.join(_plane(words, scales, zeros, NUMBER, 1), _plane(words, scales, zeros, NUMBER, 3))
+    low = tl.join(_plane(words, scales, zeros, NUMBER, raised, 0), _plane(words, scales, zeros, NUMBER, raised, 2))
+    high = tl.join(_plane(words, scales, zeros, NUMBER, raised, 1), _plane(words, scales, zeros, NUMBER, raised, 3))
     if NUMBER == "int4" or NUMBER == "e2m1":
-        more = tl.join(_plane(words, scales, zeros, NUMBER, 4), _plane(words, scales, zeros, NUMBER, 6))
+        more = tl.join(_plane(words, scales, zeros, NUMBER, raised, 4), _plane(words, scales, zeros, NUMBER, raised, 6))
         low = tl.permute(tl.join(low, more), (0, 2, 1))
-        more = tl.join(_plane(words, scales, zeros, NUMBER, 5), _plane(words, scales, zeros, NUMBER, 7))
+        more = tl.join(_plane(words, scales, zeros, NUMBER, raised, 5), _plane(words, scales, zeros, NUMBER, raised, 7))
         high = tl.permute(tl.join(high, more), (0, 2, 1))
     places: tl.constexpr = 4 if NUMBER == "int4" or NUMBER == "e2m1" else 2
     tile = tl.reshape(tl.join(low, high), (2, CHUNKS, 4, 8, 4, 2, 2, places, 2))

@@ -30,12 +30,14 @@ def _of_int4(product: str) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _of_e2m1() -> str:
+def _of_e2m1(is_raised: bool) -> str:
     """Asm for registers $0 to $7 of words $8 and $9, whose scales are 2 to the lower two bytes of $10 less 127.
 
     The bits of e2m1 at the place of bfloat16's exponent and fraction are the number times 2^-126, also where it is
-    below 1; both products are exact, or rounded once where bfloat16 has no such number.
+    below 1. A product with 2^126 is exact, that with the scale too, or rounded once where bfloat16 has no such number;
+    where `is_raised` the bytes are 126 greater, and one product is both.
     """
+    raised = "" if is_raised else "fma.rn.bf16x2 t, t, raise, zero;"
     lines = [
         "{ .reg .b32 low, high, t, u, raise, zero, first, second;",
         "mov.b32 raise, 0x7E807E80; mov.b32 zero, 0x80008000;",
@@ -48,7 +50,7 @@ def _of_e2m1() -> str:
         to_size = f"shl.b32 t, {word}, {6 - at};" if at < 6 else f"shr.u32 t, {word}, {at - 6};"
         lines.append(
             f"{to_size} and.b32 t, t, 0x01C001C0; shl.b32 u, {word}, {12 - at}; lop3.b32 t, u, 0x80008000, t, 0xEA;"
-            f"fma.rn.bf16x2 t, t, raise, zero; fma.rn.bf16x2 ${place}, t, {('first', 'second')[place // 4]}, zero;"
+            f"{raised} fma.rn.bf16x2 ${place}, t, {('first', 'second')[place // 4]}, zero;"
         )
     return "\n".join([*lines, "}"])
 
@@ -71,7 +73,8 @@ _INT4 = gl.constexpr(
         "mul.f32 a, a, $10; mul.f32 b, b, $10; cvt.rn.bf16x2.f32 out, b, a;"
     )
 )
-_E2M1 = gl.constexpr(_of_e2m1())
+_E2M1 = gl.constexpr(_of_e2m1(is_raised=False))
+_E2M1_RAISED = gl.constexpr(_of_e2m1(is_raised=True))
 _INT8 = gl.constexpr(
     _of_bytes(
         "{ .reg .b32 u, magic; .reg .f32 a, b; mov.b32 magic, 0x4B000000;",  # a byte in the last bits of 2^23
@@ -104,14 +107,15 @@ def decoded_operand(
 
     Words lie by half, chunk and warp: of warp w and half h rows 16 w + 8 h onwards. Where HALVES is 1, the other rows
     are zero. factors: float32 scales of the words, or int32 where PAIRED. points: of int4 (128 + zero point) in both
-    halves of int32, of int8 2^23 + zero point. Of e2m1 factors are exponents, see `fragments.decoded_tile`.
+    halves of int32, of int8 2^23 + zero point. Of e2m1 factors are exponents, where PAIRED 126 greater: see
+    `fragments.decoded_tile`.
     """
     if NUMBER == "int4" or NUMBER == "e2m1":
         if NUMBER == "e2m1":
             place = gl.arange(0, HALVES * CHUNKS * WARPS * 128, words.type.layout)
             factors = factors >> (place % 4 // 2 * 16)
         a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
-            _E2M1 if NUMBER == "e2m1" else _INT4_PAIRED if PAIRED else _INT4,
+            (_E2M1_RAISED if PAIRED else _E2M1) if NUMBER == "e2m1" else _INT4_PAIRED if PAIRED else _INT4,
             "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r",
             [words, factors, points],
             dtype=(gl.bfloat16,) * 8,

@@ -114,12 +114,17 @@ class PackedWeight:
         """The same, of int4 in pairs where bfloat16 has all of its scales: then one product of bfloat16 decodes it."""
         if self.paired or self.form.number != "int4":
             return self
-        short = self.scales.bfloat16()
-        if not torch.equal(short.float(), self.scales):
-            return self
-        halves = short.view(torch.int16).to(torch.int32) & 0xFFFF
-        self.scales.view(torch.int32).copy_(halves | halves << 16)
-        return replace(self, scales=self.scales.view(torch.int32), paired=True)
+        scales = paired_scales(self.scales)
+        return self if scales is None else replace(self, scales=scales, paired=True)
+
+
+def paired_scales(scales: torch.Tensor) -> torch.Tensor | None:
+    """float32 scales as int32, of which both halves are the scale in bfloat16, in their room; None: it has not all."""
+    short = scales.bfloat16()
+    if not torch.equal(short.float(), scales):
+        return None
+    halves = short.view(torch.int16).to(torch.int32) & 0xFFFF
+    return scales.view(torch.int32).copy_(halves | halves << 16)
 
 
 def can_pack(number: Number, inputs: int, group: int) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from slipstream_kernels.ops.gpu.experts.expert_linear import expert_linear, expert_linear_reference
 from slipstream_kernels.ops.gpu.experts.fragment_experts import FragmentExperts, can_be_fragments, exponents_of
 from slipstream_kernels.ops.gpu.experts.group_rows import WORDS, ExpertGroups, group_rows, most_blocks
-from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
+from slipstream_kernels.ops.quantised_weight import PAIRED, QuantisedWeight, decode
 from support.quantised_weights import random_weight
 
 EXPERTS, CHOSEN = 3, 2
@@ -29,6 +30,11 @@ def random_part(number: Any, outputs: int, inputs: int, group: int, zeros: bool,
     return random_weight(number, outputs, inputs, group=group or inputs, zeros=zeros, seed=seed)
 
 
+def rounded_scales(weight: QuantisedWeight) -> QuantisedWeight:
+    """With scales that bfloat16 has."""
+    return replace(weight, scales=weight.scales.bfloat16().float())
+
+
 def experts_of(parts: list[QuantisedWeight], device: torch.device, group: int) -> FragmentExperts:
     first = parts[0]
     zeros = first.zeros is not None
@@ -45,8 +51,25 @@ def test_mxfp4_that_is_put_is_decoded(outputs: int, inputs: int) -> None:
     held = experts_of(parts, torch.device("cpu"), 32)
     assert held.shape == (EXPERTS, outputs, inputs) and len(held) == EXPERTS
     assert held.nbytes == EXPERTS * outputs * -(-inputs // 128) * 68
+    assert held.settled() is held  # exponents too great
     for expert, part in enumerate(parts):
         assert torch.equal(held.decoded(expert).view(torch.int16), decode(part).view(torch.int16))
+
+
+def test_settled_weights_are_the_same() -> None:
+    """Where scales have no more digits than bfloat16, or are no greater than 2."""
+    device = torch.device("cpu")
+    for parts, group in (
+        ([random_mxfp4(16, 96, seed, -126, 1) for seed in range(EXPERTS)], 32),
+        ([rounded_scales(random_part("int4", 16, 256, 128, True, seed)) for seed in range(EXPERTS)], 128),
+    ):
+        held = experts_of(parts, device, group).settled()
+        assert held.paired and held.settled() is held and held.scales.dtype == torch.int32
+        for expert, part in enumerate(parts):
+            assert torch.equal(held.decoded(expert).view(torch.int16), decode(part).view(torch.int16))
+    others = experts_of([random_part("int4", 16, 256, 128, True, seed) for seed in range(EXPERTS)], device, 128)
+    assert others.settled() is others and not others.paired
+    assert not experts_of([random_part("e4m3", 16, 256, 128, False, 0)], device, 128).settled().paired
 
 
 @pytest.mark.parametrize(
@@ -71,6 +94,7 @@ def test_exponents_of_a_chunk_lie_in_a_word() -> None:
     assert exponents_of(scales).tolist() == [[1 | 127 << 8 | 128 << 16 | (254 << 24) - 2**32], [126]]
 
 
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize(
     ("number", "group", "zeros", "tokens", "gated"),
     [
@@ -85,13 +109,19 @@ def test_exponents_of_a_chunk_lie_in_a_word() -> None:
     ],
 )
 def test_its_products_are_those_of_the_decoded_weights(
-    device: torch.device, number: str, group: int, zeros: bool, tokens: int, gated: bool
+    device: torch.device, number: str, group: int, zeros: bool, tokens: int, gated: bool, settled: bool
 ) -> None:
     """Columns that fill no chunk, rows that fill no program, padding, biases, factors and a clamped gate."""
     torch.manual_seed(tokens)
     rows, outputs, inputs = {0: 3, 16: 5, 128: 40}[tokens], 40, 160
     parts = [random_part(number, outputs * (2 if gated else 1), inputs, group, zeros, seed) for seed in range(EXPERTS)]
+    if settled:
+        if number not in PAIRED:
+            pytest.skip("is as it was")
+        parts = [part if number == "e2m1" else rounded_scales(part) for part in parts]
     packed = experts_of(parts, device, group)
+    packed = packed.settled() if settled else packed
+    assert packed.paired == settled
     plain = torch.stack([decode(part) for part in parts]).to(device)
     x = (torch.randn(rows, inputs, device=device) * 2.0 ** (0 if number == "e2m1" else -8)).bfloat16()
     ids = torch.stack([torch.randperm(EXPERTS)[:CHOSEN].sort().values for _ in range(rows)]).to(device, torch.int32)
