@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.kernels.attention_scenes import Pass
 from slipstream_kernels.ops.attention_form import FULL
-from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, columns_of
+from slipstream_kernels.ops.gpu.attention_state import AttentionPartials
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS, prefill_attention
 from slipstream_kernels.ops.gpu.prefill_attention import STAGES as PREFILL_STAGES
 from slipstream_kernels.ops.gpu.prefix_attention import PrefixPrograms, prefix_attention
@@ -34,15 +34,10 @@ VARIANTS = (
 )
 """Columns and programs of `prefix_attention` that are tried."""
 CODED_VARIANTS = tuple(
-    (columns, PrefixPrograms(*each))
-    for columns, cuts in (
-        (64, ((264, 5, None), (396, 4, 168), (396, 2, 168))),
-        (16, ((264, 1, None), (396, 1, 168), (528, 1, 128))),
-        (32, ((264, 1, None), (396, 1, 168))),
-    )
-    for each in cuts
+    (64, PrefixPrograms(*each))
+    for each in ((264, 5, None), (264, 4, None), (396, 4, 168), (396, 5, 168), (528, 4, 128), (396, 2, 168))
 )
-"""The same for codes; those of 16 columns where each segment is one row, of 32 where it is a tree."""
+"""The same for codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +144,10 @@ def decode_speed(
     passes = random_passes(batch, context, nodes=nodes, width=width, uneven=uneven)
     if coded:
         passes = [one.in_codes()[0] for one in passes]
-    columns = 64 if nodes else columns_of(1, HEADS // KV_HEADS, passes[0].keys, 64)
+    columns = 64
     out = torch.empty_like(passes[0].q)
     partials = passes[0].partials()
-    cuts = {width: passes[0].segments(width) for width in (16, 32, 64, 128)}
+    cuts = {width: passes[0].segments(width) for width in (64, 128)}
 
     def prefix(width: int = columns, programs: PrefixPrograms | None = None) -> None:
         for one in passes:
@@ -170,25 +165,24 @@ def decode_speed(
     single = torch.tensor([(i, 1, i, context - 1) for i in range(batch)], dtype=torch.int32, device=DEVICE)
     leaves = passes[0].leaves(columns)
 
-    def as_tiles(stages: int = TREE_STAGES, width: int = columns, registers: int | None = None) -> None:
+    def as_tiles(stages: int = TREE_STAGES) -> None:
         for one in passes:
             if nodes:
                 tree_attention(
                     *_kv(one), cuts[columns][0], one.paths, one.depths, leaves, one.write_slots, out,
-                    columns=width, stages=stages,
+                    columns=columns, stages=stages,
                 )  # fmt: skip
             else:
-                prefill_attention(*_kv(one), single, out, columns=width, registers=registers)
+                prefill_attention(*_kv(one), single, out)
 
     layer = 1e6 / len(passes)
     tried = {
         f"{name}, {width} columns, {programs}": round(graph_time(partial(prefix, width, programs)) * layer, 1)
         for width, programs in ((CODED_VARIANTS if coded else VARIANTS) if variants else ())
-        if width not in ((16,) if nodes else (32,))
     }
     tried |= {
-        f"{name}, tiles, {cut}": round(graph_time(partial(as_tiles, **cut)) * layer, 1)
-        for cut in (_tile_cuts(nodes, coded) if variants else ())
+        f"{name}, tiles, stages {stages}": round(graph_time(partial(as_tiles, stages)) * layer, 1)
+        for stages in ((3, 4, 7) if variants and nodes else ())
     }
     seconds = graph_time(both) / len(passes)
     row_bytes = HEAD_DIM + 4 if coded else 2 * HEAD_DIM
@@ -202,13 +196,6 @@ def decode_speed(
         moved / seconds / 1e12,
         variants=tried,
     )
-
-
-def _tile_cuts(nodes: int, coded: bool) -> Sequence[dict[str, int]]:
-    """Cuts of tiles that are tried: of trees, or of rows that decode."""
-    if nodes:
-        return [{"stages": stages} for stages in (3, 4, 7)]
-    return [{"width": 64}, {"registers": 168}, {"registers": 128}] if coded else []
 
 
 def prefill_speed(name: str, context: int) -> SpeedRow:

@@ -28,7 +28,6 @@ from slipstream_kernels.ops.gpu.attention_state import (
     path_slots,
     power_of_two,
     score_scale,
-    tile_of,
     warps_of,
     window_start,
 )
@@ -139,7 +138,6 @@ def _tail_attention(
     CAP: tl.constexpr,
     REACH: tl.constexpr,
     SINKS: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> None:
     """One row's heads of one KV head a program.
 
@@ -174,7 +172,7 @@ def _tail_attention(
     if REACH:
         products = tl.where((position >= first_seen(end - 1, REACH))[None, :], products, float("-inf"))
     m, l, o = empty_state(_COLUMNS, HEAD_DIM)
-    m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE)
+    m, l, o = absorb_block(m, l, o, products, value, SCALE)
     own_m, own_l, own_o = _distinct(m, l, o, HEADS, HEAD_DIM)
 
     wait_for_previous()
@@ -207,7 +205,7 @@ def _tail_attention(
         products = block_products(query, key, CAP)
         if REACH:
             products = tl.where((position >= first_seen(end - 1, REACH))[None, :], products, float("-inf"))
-        m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE)
+        m, l, o = absorb_block(m, l, o, products, value, SCALE)
         last_m, last_l, last_o = _distinct(m, l, o, HEADS, HEAD_DIM)
         total_m, total_l, total_o = fold(total_m, total_l, total_o, last_m, last_l, last_o)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, own_m, own_l, own_o)
@@ -288,7 +286,6 @@ def tail_attention(
         CAP=cap_scale(head_dim, form),
         REACH=form.reach,
         SINKS=form.sinks,
-        TILE=tile_of(keys, _COLUMNS.value),
         warps=warps_of(_COLUMNS.value),
     )
 

@@ -30,7 +30,6 @@ from slipstream_kernels.ops.gpu.attention_state import (
     raised,
     score_scale,
     stages_of,
-    tile_of,
     warps_of,
     window_start,
     within,
@@ -73,7 +72,6 @@ def _absorb_for_some(
     fresh: tl.tensor,
     SCALE: tl.constexpr,
     REACH: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """State and fold of splits after one more block of the columns that are `taking` it; the others keep theirs.
 
@@ -88,7 +86,7 @@ def _absorb_for_some(
     peak = tl.where(taking, block_peak(products, SCALE, REACH), m)
     higher = tl.where(begins, peak, tl.maximum(m, peak))
     shrink = tl.where(begins, 0.0, power_of_two(tl.minimum(m - higher, 0.0)))
-    next_l, next_o = add_block(higher, l * shrink, o * shrink[:, None], products, value, SCALE, TILE)
+    next_l, next_o = add_block(higher, l * shrink, o * shrink[:, None], products, value, SCALE)
     l = tl.where(taking, next_l, l)
     o = tl.where(taking[:, None], next_o, o)
     return higher, l, o, total_m, total_l, total_o
@@ -122,7 +120,6 @@ def _tree_attention(
     REACH: tl.constexpr,
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> None:
     """One segment's heads of one KV head a program."""
     kv_head = tl.program_id(0)
@@ -162,7 +159,7 @@ def _tree_attention(
             m, l, o = block_peak(products, SCALE, REACH), tl.zeros_like(l), tl.zeros_like(o)
         else:
             m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
-        l, o = add_block(m, l, o, products, value, SCALE, TILE)
+        l, o = add_block(m, l, o, products, value, SCALE)
 
     end = prefix_length + tl.load(depths + row_of, mask=used, other=0)
     leaf_of = tl.load(leaves + row_of, mask=used, other=-1)
@@ -183,7 +180,7 @@ def _tree_attention(
             if REACH:
                 products = within(products, position, own, REACH)
             m, l, o, total_m, total_l, total_o = _absorb_for_some(
-                m, l, o, total_m, total_l, total_o, products, value, taking, fresh, SCALE, REACH, TILE
+                m, l, o, total_m, total_l, total_o, products, value, taking, fresh, SCALE, REACH
             )
             if leaf_end > begin + _BLOCK:
                 position += _BLOCK
@@ -198,7 +195,7 @@ def _tree_attention(
                 if REACH:
                     products = within(products, position, own, REACH)
                 m, l, o, total_m, total_l, total_o = _absorb_for_some(
-                    m, l, o, total_m, total_l, total_o, products, value, taking & crossed, crossed, SCALE, REACH, TILE
+                    m, l, o, total_m, total_l, total_o, products, value, taking & crossed, crossed, SCALE, REACH
                 )
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     if SINKS:
@@ -275,7 +272,6 @@ def tree_attention(
         REACH=form.reach,
         SINKS=form.sinks,
         STAGES=stages_of(stages, head_dim),
-        TILE=tile_of(keys, columns),
         warps=warps_of(columns),
     )
 
