@@ -134,6 +134,7 @@ for number, tokens in (
 """
 
 
+@pytest.mark.slow
 def test_experts_are_decoded_to_registers() -> None:
     """What is decoded goes to no other thread: nothing is written to shared memory but by copies. Nor has a product to
     wait for the one before, as it has where the compiler takes another's register for one of its sums.
@@ -175,6 +176,7 @@ for kernel, masked in ((_filter_rows, 0), (_filter_rows, 1), (_score, 0), (_scor
 """
 
 
+@pytest.mark.slow
 def test_sampling_compiles_with_masks_and_without() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-c", SAMPLING]

@@ -90,6 +90,7 @@ def test_a_run_that_is_short_of_time_does_less(monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_corpus_becomes_a_mixture_with_a_head_that_drafts(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write_corpus(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
