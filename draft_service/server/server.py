@@ -62,6 +62,8 @@ async def serve(settings: DraftSettings) -> None:
         tls=settings.tls,
     )
     server = make_server(settings, DraftAdmin(worker, link, identity))
+    # First, as a gRPC server that has begun must be stopped before its event loop ends.
+    metrics = serve_metrics(settings.metrics_port, make_registry(worker, link)) if settings.metrics_port else None
     port = await server.start()
     link.identify(settings.address(port))
     gc.freeze()  # to look through what lives as long as the process would stop drafting for several steps
@@ -69,7 +71,6 @@ async def serve(settings: DraftSettings) -> None:
     linking = asyncio.create_task(link.run())
     linking.add_done_callback(_quit_on_failure)
     await server.set_serving(True)
-    metrics = serve_metrics(settings.metrics_port, make_registry(worker, link)) if settings.metrics_port else None
     _log.info("ready grpc=%d device=%s proposers=%s", port, placement.device, ",".join(p.name for p in proposers))
 
     async def drain() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,8 +91,6 @@ def test_serves_without_a_verify_service(unused_port: int) -> None:
 
 @pytest.fixture
 def unused_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -111,4 +110,13 @@ def test_bad_settings_end_the_process_with_one_line(forks, flags, status, said) 
     ended = forks.run("draft_service", "--port", "0", *flags)
     assert ended.status == status
     assert said in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_a_taken_port_for_metrics_is_refused(forks) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = forks.run("draft_service", "--port", "0", "--metrics-port", str(port))
+    assert ended.status == 1
+    assert f"cannot listen on 127.0.0.1:{port}, --metrics-port: Address already in use" in ended.output
     assert "Traceback" not in ended.output

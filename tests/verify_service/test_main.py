@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -111,6 +112,13 @@ def test_a_taken_port_is_refused(forks: Forks, tiny_model: Path) -> None:
         assert_refused(forks, reason, "--model", str(tiny_model), "--port", str(port))
     finally:
         server.stop(0).wait()
+
+
+def test_a_taken_port_for_metrics_is_refused(forks: Forks, tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        reason = rf"cannot listen on 127\.0\.0\.1:{port}, --metrics-port: Address already in use"
+        assert_refused(forks, reason, "--model", str(tiny_model), "--metrics-port", str(port))
 
 
 def test_help_lists_every_setting() -> None:

@@ -80,10 +80,11 @@ async def serve(settings: VerifySettings) -> None:
         credentials=settings.tls.server_credentials() if settings.tls else None,
         unix_socket=settings.unix_socket,
     )
-    port = await server.start()
     vllm = settings.metrics_names == "vllm"
     published = with_vllm_names(registry, VERIFY_NAMES, lambda: settings.served_name) if vllm else registry
+    # First, as a gRPC server that has begun must be stopped before its event loop ends.
     endpoint = serve_metrics(settings.metrics_port, published, host=settings.host) if settings.metrics_port else None
+    port = await server.start()
 
     hosts: list[ProposerHost] = []
     background: list[asyncio.Task[None]] = []

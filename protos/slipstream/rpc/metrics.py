@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
 from slipstream.bucket_counts import BucketCounts, PositionCounts
+from slipstream.rpc.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,9 +40,12 @@ class MetricsEndpoint:
 def serve_metrics(port: int, registry: CollectorRegistry, *, host: str = "127.0.0.1") -> MetricsEndpoint:
     """Serve `registry` at http://host:port/metrics from a thread of its own; port 0 binds a free one.
 
-    OSError if the address cannot be bound.
+    UnavailableError if the address cannot be bound.
     """
-    server, thread = start_http_server(port, addr=host, registry=registry)
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise UnavailableError(f"cannot listen on {host}:{port}, --metrics-port: {error.strerror or error}") from error
     server.set_app(_keeping_names(server.get_app()))
     return MetricsEndpoint(server.server_port, server, thread)
 
