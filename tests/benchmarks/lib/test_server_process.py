@@ -28,7 +28,7 @@ def test_a_taken_port_is_exchanged(tiny_model: Path, tmp_path: Path, monkeypatch
         taken.listen()
         with served(tiny_model, ("ngram",), tmp_path / "log") as server:
             assert list(server.ports.values()) == drawn[-1]
-    assert len(drawn) == 2
+    assert len(drawn) >= 2  # others may have taken one besides
 
 
 def test_what_else_fails_is_said_at_once(tmp_path: Path) -> None:
