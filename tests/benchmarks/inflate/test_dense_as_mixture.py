@@ -15,8 +15,7 @@ from benchmarks.inflate.shape import QWEN3_30B_A3B, Shape, ShapeError, check
 from benchmarks.inflate.tensors import Inflation
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, load_tensors
-from slipstream_kernels.models.cpu.causal_lm import CausalLM
-from slipstream_kernels.models.cpu.row_batch import RowBatch
+from support.folder_logits import folder_logits
 from support.models import make_tiny_model
 
 WIDE = Shape(640, 3, 4, 2, 32, 96, 600, 512, experts=16, experts_per_token=4)
@@ -41,12 +40,6 @@ def widened(dense: Path, folder: Path, *more: str) -> Path:
     return folder
 
 
-def logits(folder: Path, tokens: list[int]) -> np.ndarray:
-    model = CausalLM.load(folder, threads=1)
-    cache = model.new_cache(num_pages=20, page_size=16, scratch_slots=1)
-    return np.array(model.forward(cache, RowBatch.chunk(tokens, 0, range(20), 16)))
-
-
 def test_tokens_are_the_dense_models(dense: Path, tmp_path: Path) -> None:
     folder = widened(dense, tmp_path / "wide")
     config = ModelConfig.from_folder(folder)
@@ -56,7 +49,7 @@ def test_tokens_are_the_dense_models(dense: Path, tmp_path: Path) -> None:
     assert load_tensors(folder, config).keys() == dict(expected_shapes(config)).keys()
     vocab = ModelConfig.from_folder(dense).vocab_size
     tokens = np.random.default_rng(0).integers(4, vocab, 200).tolist()
-    expected, found = logits(dense, tokens), logits(folder, tokens)
+    expected, found = folder_logits(dense, tokens), folder_logits(folder, tokens)
     top = np.sort(expected, axis=1)
     clear = top[:, -1] - top[:, -2] > 0.1 * expected.std()
     assert clear.mean() > 0.5 and (found.argmax(axis=1) == expected.argmax(axis=1))[clear].all()
@@ -66,7 +59,7 @@ def test_tokens_are_the_dense_models(dense: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["fp8", "w4a16"])
 def test_a_rounded_mixture_is_served(dense: Path, tmp_path: Path, form: str) -> None:
     folder = widened(dense, tmp_path / "rounded", "--format", form, "--group", "32")
-    assert np.isfinite(logits(folder, [5, 6, 7])).all()
+    assert np.isfinite(folder_logits(folder, [5, 6, 7])).all()
 
 
 def test_experts_are_parts_of_the_network(dense: Path) -> None:

@@ -18,8 +18,7 @@ from benchmarks.inflate.tensors import Inflation
 from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import expected_shapes, load_tensors
-from slipstream_kernels.models.cpu.causal_lm import CausalLM
-from slipstream_kernels.models.cpu.row_batch import RowBatch
+from support.folder_logits import folder_logits
 from training.common.mixture_model import MixtureLM
 from training.common.model import initialise
 from training.common.model_shape import MixtureShape
@@ -69,15 +68,9 @@ def wide(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def logits(folder: Path, tokens: list[int]) -> np.ndarray:
-    model = CausalLM.load(folder, threads=1)
-    cache = model.new_cache(num_pages=20, page_size=16, scratch_slots=1)
-    return np.array(model.forward(cache, RowBatch.chunk(tokens, 0, range(20), 16)))
-
-
 def test_tokens_are_the_small_mixtures(small: Path, wide: Path) -> None:
     tokens = np.random.default_rng(0).integers(4, 320, 300).tolist()
-    expected, found = logits(small, tokens), logits(wide, tokens)
+    expected, found = folder_logits(small, tokens), folder_logits(wide, tokens)
     np.testing.assert_allclose(found[:, :320], expected, atol=1e-3)
     assert found[:, 320:].max() < -1000
     top = np.sort(expected, axis=1)
