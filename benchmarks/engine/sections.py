@@ -94,7 +94,7 @@ class Sections:
                     self._trees.resize(rows)
                     steps = max(8, self._sizes.steps // (1 + batch * rows // 256))
                     arrivals = self._loop.watch(steps, settle=4)
-                    figures = steps_figures(arrivals, self._read.step(batch, context))
+                    figures = steps_figures(arrivals, self._read.step(batch, context, rows))
                     yield {"batch": batch, "rows": rows, **figures, **drafted_figures(arrivals)}
 
     def prefill(self) -> Iterator[Figures]:
@@ -117,7 +117,7 @@ class Sections:
             proposer = DRAFTED if rows > 1 else ""
             self._trees.resize(rows)
             with self._loop.decoding(self._jobs(batch, context, proposer)):
-                served = steps_figures(self._loop.watch(self._sizes.steps), self._read.step(batch, context))
+                served = steps_figures(self._loop.watch(self._sizes.steps), self._read.step(batch, context, rows))
                 self._model.times = times = PassTimes()
                 self._loop.watch(self._sizes.steps)
                 self._model.times, plan = None, self._model.last_plan

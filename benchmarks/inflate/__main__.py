@@ -24,7 +24,8 @@ from benchmarks.inflate.folder import write_folder, write_head
 from benchmarks.inflate.head import DRAFT_VOCAB, HeadInflation, RandomHead
 from benchmarks.inflate.shape import Shape, ShapeError
 from benchmarks.inflate.shape_arguments import add_format_arguments, add_shape_arguments, format_of, shape_of
-from benchmarks.inflate.tensors import source_of
+from benchmarks.inflate.shards import NoRoomError
+from benchmarks.inflate.tensors import Inflation, RandomModel, TensorSource, source_of
 from benchmarks.lib.repository import DEMO_MODEL
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError
 
@@ -45,20 +46,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.head is not None and options.format is not None:
         parser.error("argument --format: a head is not rounded")
     shape = shape_of(options)
-    kind = "random" if options.random else "inflated"
     try:
         if options.head is None:
-            source = source_of(kind, options.model, shape, device=options.device, seed=options.seed)
+            made = {"device": options.device, "seed": options.seed}
+            source: TensorSource = (
+                RandomModel(options.model, shape, readable=True, **made)
+                if options.random
+                else Inflation(options.model, shape, **made)
+            )
             write_folder(source, options.model, shape, options.output, form=format_of(options))
         else:
-            _widen_head(options, shape, kind)
-    except (ShapeError, CheckpointError, OSError) as error:
+            _widen_head(options, shape)
+    except (ShapeError, NoRoomError, CheckpointError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _widen_head(options: argparse.Namespace, shape: Shape, kind: str) -> None:
+def _widen_head(options: argparse.Namespace, shape: Shape) -> None:
+    kind = "random" if options.random else "inflated"
     made = {"entries": options.draft_vocab, "device": options.device, "seed": options.seed}
     head = HeadInflation(options.head, options.model, shape, **made)
     target = source_of(kind, options.model, shape, device=options.device, seed=options.seed)

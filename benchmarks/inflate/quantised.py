@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 import torch
 
@@ -12,9 +13,8 @@ from slipstream_kernels.models.checkpoint.expert_names import is_router
 from slipstream_kernels.models.checkpoint.quantisation.layouts import quantised_weight
 from slipstream_kernels.models.checkpoint.quantisation.quantisation_config import read_quantisation
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
-from slipstream_kernels.models.checkpoint.quantisation.scheme import HEAD_MODULE
 from slipstream_kernels.models.checkpoint.tensor_names import expected_shapes, stored_name
-from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING
+from slipstream_kernels.models.checkpoint.tied_head import EMBEDDING, HEAD
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 
 _WEIGHT = ".weight"
@@ -31,17 +31,25 @@ class QuantisedTensors:
             for name, shape in expected_shapes(source.config)
             if len(shape) == 2 and name != EMBEDDING and (is_router(name) or not form.takes(shape))
         ]
-        self.quantisation_config = form.config([HEAD_MODULE, *kept])
+        self.quantisation_config = form.config([self._module(HEAD), *kept])
         self._quantisation = read_quantisation({"quantization_config": self.quantisation_config})
         self.config = replace(source.config, quantisation=self._quantisation)
         self.decoded_config = source.config
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors as files hold them."""
+        total = 0
+        for name, shape in expected_shapes(self._source.config):
+            total += self._form.nbytes(shape) if self._is_rounded(name, shape) else 2 * prod(shape)
+        return total
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | QuantisedWeight]]:
         """Name and tensor, in the order of `expected_shapes`."""
         assert self._quantisation is not None
         for name, tensor in self._source.tensors():
             module = self._module(name)
-            scheme = self._quantisation.scheme_of(module) if self._is_rounded(name, tensor) else None
+            scheme = self._quantisation.scheme_of(module) if self._is_rounded(name, tensor.shape) else None
             if scheme is None:
                 yield name, tensor
             else:
@@ -51,7 +59,7 @@ class QuantisedTensors:
     def stored(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and tensor as files hold them."""
         for name, tensor in self._source.tensors():
-            if self._is_rounded(name, tensor):
+            if self._is_rounded(name, tensor.shape):
                 for part, each in self._form.rounded(tensor).items():
                     yield f"{self._module(name)}.{part}", each
             else:
@@ -62,9 +70,9 @@ class QuantisedTensors:
         for name, tensor in self.tensors():
             yield name, decode(tensor) if isinstance(tensor, QuantisedWeight) else tensor
 
-    def _is_rounded(self, name: str, tensor: torch.Tensor) -> bool:
+    def _is_rounded(self, name: str, shape: tuple[int, ...]) -> bool:
         assert self._quantisation is not None
-        linear = tensor.dim() == 2 and name != EMBEDDING
+        linear = len(shape) == 2 and name != EMBEDDING
         return linear and self._quantisation.scheme_of(self._module(name)) is not None
 
     def _module(self, name: str) -> str:

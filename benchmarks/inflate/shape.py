@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
+from benchmarks.inflate.shape_family import LLAMA4_SCOUT, family_json
 from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.model_form import PLAIN
@@ -21,7 +22,7 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a dense decoder, in elements; the context in tokens."""
+    """Sizes of a decoder, in elements; the context in tokens."""
 
     hidden_size: int = 4096
     num_layers: int = 32
@@ -34,6 +35,8 @@ class Shape:
     experts: int = 0
     """Of each layer, of `intermediate_size` each; 0: there are none."""
     experts_per_token: int = 0
+    family: str = ""
+    """`model_type` of a model whose weights are random, see `shape_family`; empty: that of the source."""
 
     @property
     def head(self) -> Shape:
@@ -74,7 +77,9 @@ class Shape:
         )
 
     def config_json(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a config.json at this shape; all others are the source's."""
+        """The fields of a config.json at this shape; all others are the source's, or those of the family."""
+        if self.family:
+            return family_json(self, source)
         return dict(source) | {
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.num_layers,
@@ -109,7 +114,16 @@ QWEN3_30B_A3B = Shape(2048, 48, 32, 4, 128, 768, 151_936, 40_960, experts=128, e
 """Qwen3-30B-A3B."""
 GPT_OSS_20B = Shape(2880, 24, 32, 4, 128, 2880, 201_088, 131_072, experts=32, experts_per_token=4)
 """gpt-oss-20b, with half as many heads of twice the size, in bfloat16, without biases, sinks and windows."""
-SHAPES = {"llama-3.1-8b": LLAMA_8B, "qwen3-30b-a3b": QWEN3_30B_A3B, "gpt-oss-20b": GPT_OSS_20B}
+LLAMA_4_SCOUT = Shape(
+    5120, 48, 40, 8, 128, 8192, 202_048, 131_072, experts=16, experts_per_token=1, family=LLAMA4_SCOUT
+)
+"""Llama-4-Scout-17B-16E: 109 B parameters, each layer's shared expert as large as the others; its context cut short."""
+SHAPES = {
+    "llama-3.1-8b": LLAMA_8B,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "gpt-oss-20b": GPT_OSS_20B,
+    "llama-4-scout": LLAMA_4_SCOUT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +225,8 @@ def _power_of_four(value: float) -> float:
 
 def check(source: ModelConfig, shape: Shape) -> None:
     """Raise ShapeError unless a model of `source` fits into `shape`."""
+    if shape.family:
+        raise ShapeError(f"a {shape.family} has tensors that are not widened: its weights are to be random (--random)")
     experts = source.form.experts
     known = [replace(PLAIN, head_norms=norms, experts=experts) for norms in (False, True)]
     if source.form not in known or source.fused_experts:

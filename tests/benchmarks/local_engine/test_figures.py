@@ -1,10 +1,13 @@
 import pytest
 
-from benchmarks.inflate.shape import LLAMA_8B
+from benchmarks.inflate.quantised import QuantisedTensors
+from benchmarks.inflate.shape import LLAMA_4_SCOUT, LLAMA_8B
+from benchmarks.inflate.tensors import RandomModel
 from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.figures import Bytes, drafted_figures, side_by_side, steps_figures
 from benchmarks.local_engine.local_loop import Arrival
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 
 
 def test_times_are_between_arrivals_and_the_bandwidth_is_the_median_steps():
@@ -24,6 +27,24 @@ def test_bytes_of_the_large_shape():
     # 8.03 billion parameters, of which the embedding is not read.
     assert read.weights == 2 * (8_030_261_248 - 128_256 * 4096)
     assert read.step(2, 1000) - read.weights == 2 * 1000 * 131_072
+
+
+def test_of_a_mixture_the_experts_awake_are_read():
+    config = RandomModel(DEMO_MODEL, LLAMA_4_SCOUT).config
+    read, expert = Bytes.of(config), 2 * 48 * 3 * 5120 * 8192
+    assert read.experts == 16 * expert
+    assert read.weights + read.experts == 2 * (107_769_861_120 - 202_048 * 5120 + 36 * 2 * 128)
+    assert read.step(1, 0) == read.weights + expert
+    assert read.step(64, 0) == read.step(16, 0, 4) < read.weights + 15.75 * expert
+    assert read.step(64, 0) > read.weights + 15.7 * expert
+
+
+def test_of_rounded_weights_the_bytes_that_they_take_are_read():
+    source = RandomModel(DEMO_MODEL, LLAMA_4_SCOUT)
+    read, whole = Bytes.of(QuantisedTensors(source, RoundedFormat("fp8")).config), Bytes.of(source.config)
+    assert 0.5 < read.experts / whole.experts < 0.5005
+    head = 2 * 202_048 * 5120
+    assert 0.5 < (read.weights - head) / (whole.weights - head) < 0.502
 
 
 def test_tables_side_by_side():

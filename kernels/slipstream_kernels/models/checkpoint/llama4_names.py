@@ -36,9 +36,9 @@ def llama4_shapes(stored: str, shape: tuple[int, ...], count: int) -> Iterator[t
 
 
 def llama4_parts(
-    stored: str, tensor: torch.Tensor | QuantisedWeight
+    stored: str, tensor: torch.Tensor | QuantisedWeight, device: torch.device | str
 ) -> Iterator[tuple[str, torch.Tensor | QuantisedWeight]]:
-    """Name and tensor of what a tensor of the folder holds."""
+    """Name and tensor of what a tensor of the folder holds; experts of one are turned over on `device`, one by one."""
     name = stored.removeprefix(TEXT_PREFIX)
     found = _FUSED.fullmatch(name)
     if found is None:
@@ -48,5 +48,5 @@ def llama4_parts(
     layer, part = found.groups()
     for expert, each in enumerate(tensor):
         parts = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
-        for own, weight in zip(parts, each.t().chunk(len(parts)), strict=True):
+        for own, weight in zip(parts, each.to(device).t().chunk(len(parts)), strict=True):
             yield f"{layer}mlp.experts.{expert}.{own}.weight", weight

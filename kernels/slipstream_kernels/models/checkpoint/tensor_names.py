@@ -120,14 +120,18 @@ def _order_of_heads(config: ModelConfig) -> list[int] | None:
 
 
 def computed(
-    config: ModelConfig, stored: str, tensor: Weight | Sequence[QuantisedWeight]
+    config: ModelConfig,
+    stored: str,
+    tensor: Weight | Sequence[QuantisedWeight],
+    device: torch.device | str = "cpu",
 ) -> Iterator[tuple[str, Weight]]:
     """Name and tensor of what a tensor of `stored_shapes` holds; norms' weights in float32 where they are added to.
 
-    Of packed experts, see `ModelConfig.packed_experts`, the weights of all are given.
+    Of packed experts, see `ModelConfig.packed_experts`, the weights of all are given. Experts whose inputs come first
+    in one tensor are taken apart on `device`, where they are then.
     """
     order = _order_of_heads(config)
-    for name, part in _parts(config, stored, tensor):
+    for name, part in _parts(config, stored, tensor, device):
         if config.form.stored_less_one and name.endswith("norm.weight"):
             assert isinstance(part, torch.Tensor)
             yield name, part.float() + 1
@@ -139,11 +143,11 @@ def computed(
 
 
 def _parts(
-    config: ModelConfig, stored: str, tensor: Weight | Sequence[QuantisedWeight]
+    config: ModelConfig, stored: str, tensor: Weight | Sequence[QuantisedWeight], device: torch.device | str
 ) -> Iterator[tuple[str, Weight]]:
     if config.family in LLAMA4:
         assert isinstance(tensor, torch.Tensor | QuantisedWeight)
-        yield from llama4_parts(stored, tensor)
+        yield from llama4_parts(stored, tensor, device)
         return
     if config.form.experts is not None:
         yield from computed_experts(config, stored, tensor)

@@ -134,6 +134,11 @@ def plan_memory(
     """
     at = partial(_plan_at, shard, mode=mode, plain=plain, graphs=graphs, available=available, on_host=on_host)
     plan = at(limits)
+    if plan.weights > available:
+        raise OutOfDeviceMemoryError(
+            f"out of device memory: {plan}; the weights alone do not fit: share them among more GPUs than "
+            f"{shard.size} (--tensor-parallel-size), or serve them in fewer bits"
+        )
     if plan.needed > available:
         fits = bisect_left(
             range(limits.max_context // _CONTEXT_STEP),

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import adaptable_modules
 from slipstream_kernels.models.checkpoint.llama4_names import stored_llama4_name
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from slipstream_kernels.models.checkpoint.weight_loader import check_headers, load_tensors
+from slipstream_kernels.models.checkpoint.weight_loader import check_headers, iterate_weights, load_tensors
 from support.experts import add_vision, part_experts
 from support.families import EXPERTS
 from support.models import make_tiny_model
@@ -49,6 +49,15 @@ def test_experts_as_one_tensor_and_as_modules_are_the_same(name: str, tmp_path: 
     size = whole[f"model.layers.{layer}.feed_forward.experts.down_proj"].shape[1]
     gate_up = whole[f"model.layers.{layer}.feed_forward.experts.gate_up_proj"][2]
     assert before[f"model.layers.{layer}.mlp.experts.2.up_proj.weight"].equal(gate_up[:, size:].t())
+
+
+def test_experts_of_one_tensor_are_turned_over_on_the_device(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", **EXPERTS["llama4"])
+    places = {name: tensor.device.type for name, tensor in iterate_weights(
+        folder, ModelConfig.from_folder(folder), device="meta"
+    )}  # fmt: skip
+    assert {place for name, place in places.items() if ".mlp.experts." in name} == {"meta"}
+    assert {place for name, place in places.items() if ".mlp.experts." not in name} == {"cpu"}
 
 
 def test_heads_have_halves_in_the_place_of_pairs(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_large_mixture_of_experts() -> None:
     assert found.weights == weight_bytes(Shard(config)) == 2 * 30_532_122_624
     pairs = limits.max_rows * 8
     assert found.activations > pairs * (2 * 768 + 4 * 2048)
-    with pytest.raises(OutOfDeviceMemoryError, match=r"weights 56\.87 GiB, .* of 48\.00 GiB available"):
+    with pytest.raises(OutOfDeviceMemoryError, match=r"weights 56\.87 GiB, .* of 48\.00 GiB .* more GPUs than 1 "):
         plan(limits, 48 * GIB, config=config)
 
 
@@ -104,7 +104,7 @@ def test_a_refusal_names_the_longest_context_that_fits(longest: int, num_pages: 
 
 def test_a_refusal_names_no_context_where_none_fits() -> None:
     with pytest.raises(OutOfDeviceMemoryError, match="lower num_pages, max_context, max_running"):
-        plan(GpuLimits(max_context=131072), 8 * GIB)
+        plan(GpuLimits(max_context=131072), 16 * GIB)
 
 
 def test_pages_that_are_named_are_taken() -> None:

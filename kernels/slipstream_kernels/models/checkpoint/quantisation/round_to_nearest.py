@@ -14,6 +14,7 @@ from slipstream_kernels.models.checkpoint.quantisation.scheme import GROUPS, LIN
 
 FormatName = Literal["fp8", "w4a16"]
 _LARGEST_E4M3 = 448.0
+_SCALE_BYTES, _SHAPE_BYTES = 4, 16
 _AT_ONCE = 1 << 23
 """Elements that are rounded at once."""
 _SHRUNK = torch.linspace(1.0, 0.7, 31)
@@ -38,6 +39,13 @@ class RoundedFormat:
     def rounded(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors that stand for a bfloat16 weight [N, K], by what follows the module's name and a dot."""
         return rounded_e4m3(weight) if self.name == "fp8" else rounded_int4(weight, self.group)
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Of the tensors of `rounded`, for a weight [N, K]."""
+        outputs, inputs = shape
+        if self.name == "fp8":
+            return outputs * (inputs + _SCALE_BYTES)
+        return outputs * (inputs // 2 + 2 * inputs // self.group) + _SHAPE_BYTES
 
     def config(self, ignored: list[str]) -> Mapping[str, Any]:
         """`quantization_config` of a model in which all linear layers but the `ignored` are rounded."""
