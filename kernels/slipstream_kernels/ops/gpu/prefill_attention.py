@@ -12,6 +12,7 @@ import triton.language as tl
 from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
+    TURNED,
     add_block,
     add_sink,
     block_peak,
@@ -20,18 +21,21 @@ from slipstream_kernels.ops.gpu.attention_state import (
     check_layout,
     empty_state,
     fold,
-    load_columns,
-    load_rows,
-    paged_slots,
+    of_columns,
+    of_positions,
     raised,
     score_scale,
     stages_of,
+    tile_of,
+    turned_back,
     warps_of,
     window_start,
     within,
 )
+from slipstream_kernels.ops.gpu.code_blocks import decoded, load_codes
 from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.paged_rows import load_columns, load_rows, paged_slots
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
@@ -46,6 +50,45 @@ PROGRAMS = 144
 """As many are faster at reading whole sequences than `prefix_attention` is with their splits."""
 
 _BLOCK = tl.constexpr(BLOCK)
+
+
+@triton.jit
+def _with_block(
+    m: tl.tensor,
+    l: tl.tensor,
+    o: tl.tensor,
+    total_m: tl.tensor,
+    total_l: tl.tensor,
+    total_o: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    value_scales: tl.tensor | None,
+    start: tl.tensor,
+    position: tl.tensor,
+    full: tl.tensor,
+    own: tl.tensor,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    REACH: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """State and fold of splits after the block at `start`; the one at `full` holds the columns' positions `own`."""
+    products = block_products(query, key, CAP, TILE)
+    if REACH:
+        products = within(products, position, own, REACH, TILE)
+    # The branch needs the products, so that the last block's values are still being summed while they are computed.
+    if is_split_bound(start) | (start == full):
+        total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o, TILE)
+        seen = of_positions(position, TILE) <= of_columns(own, TILE)
+        products = tl.where(seen, products, float("-inf"))
+        m, l, o = block_peak(products, SCALE, REACH, TILE), tl.zeros_like(l), tl.zeros_like(o)
+    else:
+        m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE, 0, TILE)), TILE)
+    if value_scales is not None:
+        value = decoded(value, value_scales)
+    l, o = add_block(m, l, o, products, value, SCALE, TILE)
+    return m, l, o, total_m, total_l, total_o
 
 
 @triton.jit
@@ -71,6 +114,7 @@ def _prefill_attention(
     REACH: tl.constexpr,
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
+    TILE: tl.constexpr,
 ) -> None:
     """One tile's heads of one KV head a program. The own block is the last of the loop, so that it is fetched ahead."""
     kv_head = tl.program_id(0)
@@ -88,32 +132,42 @@ def _prefill_attention(
     values += kv_head.to(tl.int64) * head_stride
     first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
-    m, l, o = empty_state(COLUMNS, HEAD_DIM)
-    total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM)
+    m, l, o = empty_state(COLUMNS, HEAD_DIM, TILE)
+    total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM, TILE)
     full = first_position // _BLOCK * _BLOCK
     last = first_position + rows - 1
     own = first_position + tl.arange(0, COLUMNS) // GROUP
     begin = 0
     if REACH:
         begin = window_start(first_position, REACH)
-    for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
-        position = start + tl.arange(0, _BLOCK)
-        # Positions behind the tile's last are read as that one: no weight is given to them.
-        slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
-        key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
-        value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
-        products = block_products(query, key, CAP)
-        if REACH:
-            products = within(products, position, own, REACH)
-        # The branch needs the products, so that the last block's values are still being summed while they are computed.
-        if is_split_bound(start) | (start == full):
-            total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
-            products = tl.where(position[None, :] <= own[:, None], products, float("-inf"))
-            m, l, o = block_peak(products, SCALE, REACH), tl.zeros_like(l), tl.zeros_like(o)
-        else:
-            m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
-        l, o = add_block(m, l, o, products, value, SCALE)
-    total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
+    # Positions behind the tile's last are read as that one: no weight is given to them.
+    if TILE == TURNED:
+        ks, vs = key_scales + first_scale, value_scales + first_scale
+        inside = tl.arange(0, _BLOCK)
+        slots = paged_slots(pages, tl.minimum(begin + inside, last), PAGE_SIZE)
+        key_codes, value_codes = load_codes(keys, ks, slots, HEAD_DIM), load_codes(values, vs, slots, HEAD_DIM)
+        slots = paged_slots(pages, tl.minimum(begin + inside + _BLOCK, last), PAGE_SIZE)
+        for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=1):
+            key = decoded(key_codes[0], key_codes[1])
+            key_codes, ahead = load_codes(keys, ks, slots, HEAD_DIM), load_codes(values, vs, slots, HEAD_DIM)
+            slots = paged_slots(pages, tl.minimum(start + inside + 2 * _BLOCK, last), PAGE_SIZE)
+            m, l, o, total_m, total_l, total_o = _with_block(
+                m, l, o, total_m, total_l, total_o, query, key, value_codes[0], value_codes[1],
+                start, start + inside, full, own, SCALE, CAP, REACH, TILE,
+            )  # fmt: skip
+            value_codes = ahead
+    else:
+        for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
+            position = start + tl.arange(0, _BLOCK)
+            slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
+            key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+            value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
+            m, l, o, total_m, total_l, total_o = _with_block(
+                m, l, o, total_m, total_l, total_o, query, key, value, None, start, position, full, own,
+                SCALE, CAP, REACH, TILE,
+            )  # fmt: skip
+    total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o, TILE)
+    total_l, total_o = turned_back(total_l, total_o, TILE)
     if SINKS:
         head = kv_head * GROUP + tl.arange(0, COLUMNS) % GROUP
         total_l, total_o = add_sink(total_m, total_l, total_o, sinks, head, used)
@@ -154,6 +208,7 @@ def prefill_attention(
     *,
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,
+    registers: int | None = None,
     form: AttentionForm = FULL,
     sinks: torch.Tensor | None = None,
 ) -> None:
@@ -161,9 +216,10 @@ def prefill_attention(
 
     bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
     all rows; int32 page_table [lines, pages]. int32 tiles [T, 4] as `prefill_tiles` cuts them: first row, number of
-    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is one of HEAD_DIMS. No
-    kernel of the same pass writes tiles: they are read while those may still run. sinks: float32 [heads], one more
-    score of each head, which has no value.
+    rows (0 for padding), line, first position. `columns` (64 or 128, of codes 16 or 32 too), `stages` and
+    `registers`, a thread's at most, change no bit. head_dim is one of HEAD_DIMS. No kernel of the same pass writes
+    tiles: they are read while those may still run. sinks: float32 [heads], one more score of each head, which has no
+    value.
     """
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
@@ -195,7 +251,9 @@ def prefill_attention(
         REACH=form.reach,
         SINKS=form.sinks,
         STAGES=stages_of(stages, head_dim),
+        TILE=tile_of(keys, columns),
         warps=warps_of(columns),
+        maxnreg=registers,
     )
 
 
@@ -210,6 +268,7 @@ def prefill_attention_reference(
     *,
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,  # noqa: ARG001  a twin takes what its kernel takes
+    registers: int | None = None,  # noqa: ARG001
     form: AttentionForm = FULL,
     sinks: torch.Tensor | None = None,
 ) -> None:

@@ -24,15 +24,17 @@ from slipstream_kernels.ops.gpu.attention_state import (
     empty_state,
     first_seen,
     fold,
-    load_rows,
-    path_slots,
+    held_weight,
     power_of_two,
     score_scale,
+    tile_of,
+    turned_back,
     warps_of,
     window_start,
 )
 from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import INTERPRETED, launch, release_next, wait_for_previous
+from slipstream_kernels.ops.gpu.paged_rows import load_rows, path_slots
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, splits_below, start_of_own_block, start_of_split
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
@@ -138,6 +140,7 @@ def _tail_attention(
     CAP: tl.constexpr,
     REACH: tl.constexpr,
     SINKS: tl.constexpr,
+    TILE: tl.constexpr,
 ) -> None:
     """One row's heads of one KV head a program.
 
@@ -171,8 +174,9 @@ def _tail_attention(
     products = tl.where((position < end)[None, :], block_products(query, key, CAP), float("-inf"))
     if REACH:
         products = tl.where((position >= first_seen(end - 1, REACH))[None, :], products, float("-inf"))
-    m, l, o = empty_state(_COLUMNS, HEAD_DIM)
-    m, l, o = absorb_block(m, l, o, products, value, SCALE)
+    m, l, o = empty_state(_COLUMNS, HEAD_DIM, TILE)
+    m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE)
+    l, o = turned_back(l, o, TILE)
     own_m, own_l, own_o = _distinct(m, l, o, HEADS, HEAD_DIM)
 
     wait_for_previous()
@@ -196,7 +200,7 @@ def _tail_attention(
         column = copied * splits_stride + split
         seen = stored & (column >= 0)
         m = tl.load(m_in + column, mask=seen, other=NO_PEAK)
-        l = tl.load(l_in + column, mask=seen, other=0.0)
+        l = held_weight(tl.load(l_in + column, mask=seen, other=0.0), TILE)
         o = tl.load(o_in + column[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None], other=0.0)
         position = begin + tl.arange(0, _BLOCK)
         slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
@@ -205,7 +209,8 @@ def _tail_attention(
         products = block_products(query, key, CAP)
         if REACH:
             products = tl.where((position >= first_seen(end - 1, REACH))[None, :], products, float("-inf"))
-        m, l, o = absorb_block(m, l, o, products, value, SCALE)
+        m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE)
+        l, o = turned_back(l, o, TILE)
         last_m, last_l, last_o = _distinct(m, l, o, HEADS, HEAD_DIM)
         total_m, total_l, total_o = fold(total_m, total_l, total_o, last_m, last_l, last_o)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, own_m, own_l, own_o)
@@ -286,6 +291,7 @@ def tail_attention(
         CAP=cap_scale(head_dim, form),
         REACH=form.reach,
         SINKS=form.sinks,
+        TILE=tile_of(keys, _COLUMNS.value),
         warps=warps_of(_COLUMNS.value),
     )
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from benchmarks.kernels.attention_scenes import Scene, Vectors
+from benchmarks.kernels.attention_scenes import Scene, Vectors, relative_error
+from benchmarks.kernels.check_attention import LIMIT
 from slipstream_kernels.ops.attention_form import FULL, AttentionForm
+from slipstream_kernels.ops.gpu.attention_state import columns_of
+from slipstream_kernels.ops.gpu.code_blocks import decoded, load_codes
 from slipstream_kernels.ops.gpu.compaction import compact_kv, compact_kv_reference
+from slipstream_kernels.ops.gpu.prefix_attention import PrefixPrograms, prefix_attention
 from slipstream_kernels.ops.gpu.rotary import rotary_write, rotary_write_reference
 from slipstream_kernels.ops.gpu.rotary_linear import rotary_linear, rotary_linear_reference
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
-from slipstream_kernels.ops.kv_cache.kv_codes import Fp8Rows, encode
+from slipstream_kernels.ops.kv_cache.kv_codes import Fp8Rows, decode, encode
 from slipstream_kernels.ops.rope import Rope
 
 TOKENS = 256
@@ -25,7 +31,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("fixed", FIXED, ids=["own", "fixed"])
 @pytest.mark.parametrize("form", [FULL, AttentionForm(window=70, cap=2.0, sinks=True)], ids=["full", "window"])
-def test_attention_has_the_bits_of_the_numbers_that_codes_stand_for(device, form, fixed):
+def test_attention_reads_the_numbers_that_codes_stand_for(device, form, fixed):
+    """Twins bit for bit; kernels, which sum weights in another order, nearly so, with tiles of all widths."""
     rng = np.random.default_rng(0)
     vectors = Vectors.random(TOKENS, 2, 2, 64, 1, device, form)
     scene = Scene(vectors, 16)
@@ -34,13 +41,63 @@ def test_attention_has_the_bits_of_the_numbers_that_codes_stand_for(device, form
     scene.prefill(rng.integers(0, TOKENS, 70), 60)
     coded, plain = scene.build(padding=1).in_codes(fixed)
     rows = len(scene.sequences)
-    for twins in (False, True):
-        got, expected = (each.attend(columns=64, twins=twins, padding=1)[:rows] for each in (coded, plain))
-        assert got.isfinite().all()
-        assert same_bits(got, expected)
-    decoding = scene.build(padding=1).decode_rows.clamp(min=0).long()
-    got, expected = (each.attend_in_tiles(columns=64, padding=1)[decoding] for each in (coded, plain))
+    got, expected = (each.attend(columns=64, twins=True, padding=1)[:rows] for each in (coded, plain))
     assert same_bits(got, expected)
+    for columns in (16, 64):
+        got = coded.attend(columns=columns, prefill_columns=columns, padding=1)[:rows]
+        assert relative_error(got, expected.double()) < LIMIT
+    decoding = coded.decode_rows[coded.decode_rows >= 0].long()
+    assert relative_error(coded.attend_in_tiles(columns=64)[decoding], expected[decoding].double()) < LIMIT
+
+
+@pytest.mark.parametrize(("group", "columns"), [(3, 32), (8, 16)])
+def test_tiles_as_narrow_as_their_rows(device, group, columns):
+    """Prefixes of several splits and segments of several rows, blocks that some rows of a tile do not see."""
+    rng = np.random.default_rng(group)
+    scene = Scene(Vectors.random(TOKENS, 1, group, 128, 1, device), 1)
+    scene.tree(rng.integers(0, TOKENS, 1300), [-1] * 5, rng.integers(0, TOKENS, 5))
+    scene.prefill(rng.integers(0, TOKENS, 135), 120)
+    coded, _ = scene.build().in_codes()
+    states = {}
+    for width in (columns, 64):
+        partials = coded.partials()
+        kv = coded.q, coded.keys, coded.values, coded.page_table, coded.page_size
+        prefix_attention(*kv, *coded.segments(width), partials, columns=width, programs=PrefixPrograms(3, 1, None))
+        states[width] = partials
+    written = states[64].l.isfinite()
+    assert torch.equal(states[columns].m[written], states[64].m[written])
+    for name in ("l", "o"):
+        own, other = (getattr(states[width], name)[written] for width in (columns, 64))
+        assert relative_error(own, other.double()) < 1e-5
+    got, expected = (coded.attend(columns=columns, prefill_columns=columns, twins=twins) for twins in (False, True))
+    assert relative_error(got, expected.double()) < LIMIT
+
+
+def test_a_tile_is_no_wider_than_its_rows():
+    plain = torch.empty(2, 8, 64)
+    codes = store(torch.device("cpu"), 2, 8, 64, 0.0)
+    assert [columns_of(1, group, codes, 64) for group in (1, 4, 16, 17, 64)] == [16, 16, 16, 32, 64]
+    assert columns_of(3, 8, codes, 64) == 32
+    assert columns_of(9, 8, codes, 64) == columns_of(1, 4, plain, 64) == 64
+    assert columns_of(1, 4, store(torch.device("cpu"), 2, 8, 256, 0.0), 64) == 64
+
+
+def test_a_block_ahead_is_decoded_as_the_twin_does(device):
+    codes = torch.arange(256, dtype=torch.uint8, device=device).view(4, 64)
+    scales = torch.tensor([2.0**-100, 0.0371, 1.0, 2.0**119], device=device)
+    out = torch.empty(4, 64, dtype=torch.bfloat16, device=device)
+    _decode_all[(1,)](codes, scales, out)
+    expected = decode(codes, scales)
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert same_bits(out.nan_to_num(), expected.nan_to_num())
+
+
+@triton.jit
+def _decode_all(codes, scales, out):
+    slots = tl.arange(0, 4)
+    words, factors = load_codes(codes, scales, slots, 64)
+    numbers = decoded(words, factors)
+    tl.store(out + slots[:, None] * 64 + tl.arange(0, 64)[None, :], numbers)
 
 
 def store(device, kv_heads: int, slots: int, head_dim: int, fixed: float) -> Fp8Rows:

@@ -1,0 +1,105 @@
+"""Keys, values and queries on their way to attention's products: slots by page tables and paths, rows and columns."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from slipstream_kernels.ops.gpu.fp8_rows import numbers_of
+
+
+@triton.jit
+def paged_slots(
+    pages: tl.tensor,
+    positions: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    seen: tl.tensor | None = None,
+    FRESH: tl.constexpr = False,
+) -> tl.tensor:
+    """int32 slots of `positions` through a line of the page table; where not `seen`, a slot of page 0.
+
+    FRESH ones, of `seen` positions, are read past the L1 cache.
+    """
+    entries = pages + positions // PAGE_SIZE
+    if seen is None:
+        page = tl.load(entries)
+    elif FRESH:
+        page = tl.load(entries, mask=seen, other=0, cache_modifier=".cg")
+    else:
+        page = tl.load(entries, mask=seen, other=0)
+    return page * PAGE_SIZE + positions % PAGE_SIZE
+
+
+@triton.jit
+def path_slots(
+    pages: tl.tensor,
+    path: tl.tensor,
+    write_slots: tl.tensor,
+    position: tl.tensor,
+    prefix_length: tl.tensor,
+    end: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """int32 slots of a row's `position`s below `end`: of the prefix by the page table, of ancestors by their rows."""
+    committed = position < prefix_length
+    drafted = (position < end) & (position >= prefix_length)
+    ancestor = tl.load(path + position - prefix_length, mask=drafted, other=0, cache_modifier=".cg")
+    own = tl.load(write_slots + ancestor, mask=drafted, other=0, cache_modifier=".cg")
+    return tl.where(committed, paged_slots(pages, position, PAGE_SIZE, committed, True), own)
+
+
+@triton.jit
+def load_rows(
+    base: tl.tensor,
+    slots: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    seen: tl.tensor | None = None,
+    FRESH: tl.constexpr = False,
+    scales: tl.tensor | None = None,
+    first_scale: int = 0,
+) -> tl.tensor:
+    """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above.
+
+    Where there are `scales`, float32 by slot from `first_scale` on, `base` is of codes.
+    """
+    addresses = base + slots.to(tl.int64)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    if seen is None:
+        rows = tl.load(addresses)
+    elif FRESH:
+        rows = tl.load(addresses, mask=seen[:, None], other=0, cache_modifier=".cg")
+    else:
+        rows = tl.load(addresses, mask=seen[:, None], other=0)
+    if scales is not None:
+        scales += first_scale
+        if seen is None:
+            factors = tl.load(scales + slots)
+        elif FRESH:
+            factors = tl.load(scales + slots, mask=seen, other=0.0, cache_modifier=".cg")
+        else:
+            factors = tl.load(scales + slots, mask=seen, other=0.0)
+        rows = numbers_of(rows, factors)
+    return rows
+
+
+@triton.jit
+def load_columns(
+    q: tl.tensor,
+    first_row: tl.tensor,
+    rows: tl.tensor,
+    kv_head: tl.tensor,
+    heads: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Queries of consecutive rows' heads of one KV head, as columns in the order (row, head).
+
+    Returns bf16 [COLUMNS, HEAD_DIM], the columns' heads counted from the KV head's first of `first_row`, and whether a
+    column is one.
+    """
+    column = tl.arange(0, COLUMNS)
+    used = column < rows * GROUP
+    offset = column // GROUP * heads + column % GROUP
+    first = q + (first_row.to(tl.int64) * heads + kv_head * GROUP) * HEAD_DIM
+    addresses = first + offset[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    return tl.load(addresses, mask=used[:, None], other=0.0), offset, used
