@@ -24,6 +24,9 @@ context; `none`. Answers carry token ids only there unless --token-ids says othe
 Budgets are what requests say of speculation: nothing (default), that there is to be none (off), or how many rows of a
 step they take and how deep (ROWS/DEPTH). A form without a drafter is measured with the default alone.
 
+Of our servers that draft, a table sets how many times as fast as plain decoding trees were to make a load, by the
+server's own prices, beside how it came: against the form plain.
+
 Exit status 1 if an answer of ours differs from the first one to the same prompt in any form, budget and load, if a load
 had no answer, or if a form did not start; the others are measured all the same. Answers of --server are compared, too,
 but not judged: those of other makes depend on the batch.

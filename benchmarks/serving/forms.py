@@ -17,6 +17,7 @@ import grpc
 from benchmarks.lib.mps import mps_server
 from benchmarks.lib.runner import verify_info
 from benchmarks.lib.server_process import Server, served
+from benchmarks.serving.forecast import Forecast
 from launcher.services.commands import IN_PROCESS, NO_DRAFT, proposer_name
 from launcher.services.readiness import IN_PROCESS_TRANSPORT
 from slipstream.v1 import verify_pb2
@@ -58,6 +59,7 @@ class Running:
     url: str
     model: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    forecast: Forecast = field(default_factory=Forecast)
 
 
 def form(name: str, model: Path, draft: str, device: str, arguments: Sequence[str]) -> Form:
@@ -85,7 +87,7 @@ def started(form: Form, log: Path, attach_seconds: float) -> Iterator[Running]:
         if form.drafts:
             facts |= _wait_attached(server, form.draft, attach_seconds)
             facts["seconds_to_attached"] = time.perf_counter() - begun
-        yield Running(server.http, served_name(server.http, ASK_SECONDS), facts)
+        yield Running(server.http, served_name(server.http, ASK_SECONDS), facts, Forecast(server.verify))
 
 
 def served_name(url: str, seconds: float, api_key: str = "") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.serving.client import ServerAddress
 from benchmarks.serving.comparison import Comparison
 from benchmarks.serving.crowd import Crowd, Played
+from benchmarks.serving.forecast import promised
 from benchmarks.serving.forms import Running
 from benchmarks.serving.load import Closed, Load
 from benchmarks.serving.measures import Bounds, measures
@@ -84,9 +85,11 @@ class Session:
                     if self._settings.warm == SAME:
                         untimed = player.play(load, timed=False) if isinstance(load, Closed) else player.once()
                         differing += self._compare(f"{title}, {load.name}, untimed", context, untimed)
+                    before = server.forecast.sums()
                     played = player.play(load, timed=True)
+                    figures = promised(before, server.forecast.sums())
                     differing += self._compare(f"{title}, {load.name}", context, played)
-                    figures = measures(played, self._settings.bounds, load.seconds)
+                    figures = measures(played, self._settings.bounds, load.seconds) | figures
                     key = {"form": name, "budget": budget.name, "context": context, "load": load.name}
                     yield key | {"kind": type(load).__name__.lower()} | figures | {"differing": differing}
                     differing = 0

@@ -28,10 +28,10 @@ GOODPUT = {"goodput": "goodput, tokens/s", "good_share": "answers within bounds"
 
 
 def text(content: Mapping[str, Any]) -> str:
-    """All tables: tokens a second at a glance, each cell in full, ramps, starts, and how the answers compared."""
+    """All tables: tokens a second at a glance, each cell in full, gains, ramps, starts; how the answers compared."""
     cells: Sequence[Cell] = content["cells"]
     failed = [f"{name} failed: {facts['failure']}" for name, facts in content["servers"].items() if "failure" in facts]
-    parts = [overview(cells), *details(cells), ramps(cells), starts(content["servers"]), *failed]
+    parts = [overview(cells), *details(cells), gains(cells), ramps(cells), starts(content["servers"]), *failed]
     return "\n\n".join([*filter(None, parts), compared(content["comparison"]), _note(content)])
 
 
@@ -52,6 +52,21 @@ def details(cells: Sequence[Cell]) -> list[str]:
         rows = [[cell["load"], *(cell[name] for name in columns), _failures(cell)] for cell in group]
         found.append(f"*{_title(key)}*\n\n{markdown_table(('load', *columns.values(), 'failed'), rows)}")
     return found
+
+
+def gains(cells: Sequence[Cell]) -> str:
+    """How many times as fast as plain decoding prices said that trees would make it, and as it came; empty without."""
+    rows: list[list[object]] = []
+    for cell in cells:
+        if cell["form"] == PLAIN or cell.get("predicted_gain") is None:
+            continue
+        key = PLAIN, cell["context"], cell["load"]
+        plain = next((c for c in cells if (c["form"], c["context"], c["load"]) == key), None)
+        base = plain["tokens_per_second"] if plain else None
+        came = cell["tokens_per_second"] / base if base and cell["tokens_per_second"] else None
+        rows.append([_title(_key(cell)), cell["load"], cell["predicted_gain"], came, cell["steps_with_trees"]])
+    header = ("times plain decoding", "load", "as predicted", "as it came", "steps whose trees were to pay")
+    return markdown_table(header, rows) if rows else ""
 
 
 def ramps(cells: Sequence[Cell]) -> str:

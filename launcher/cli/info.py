@@ -305,13 +305,20 @@ def _ask_verify(address: str, tls: Tls | None) -> VerifyFacts:
         page_size=info.page_size,
         kv_cache_dtype=info.kv_cache_dtype,
         proposers=tuple(_proposer(each, info.default_proposer) for each in info.proposers),
-        state={name: value for name, value in _fields(state).items() if name not in ("drafters", "adapters")},
+        state=_state(state),
         drafters=tuple(_fields(each) | {"sources": list(map(_fields, each.sources))} for each in state.drafters),
         refusals=tuple(RefusalFacts(**_fields(each)) for each in info.refusals),
         max_adapters=info.max_adapters,
         max_adapter_rank=info.max_adapter_rank,
         adapters=tuple(map(_adapter, state.adapters)),
     )
+
+
+def _state(state: verify_pb2.GetStateResponse) -> dict[str, Any]:
+    """All but drafters and adapters; `forecast` is {} where nothing drafts."""
+    forecast = _fields(state.forecast) if state.HasField("forecast") else {}
+    own = {name: value for name, value in _fields(state).items() if name not in ("drafters", "adapters", "forecast")}
+    return own | {"forecast": forecast}
 
 
 def _adapter(state: verify_pb2.AdapterState) -> AdapterFacts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.bucket_counts import BucketCounts
 from verify_service.core.adapters import AdapterState
@@ -12,6 +12,7 @@ from verify_service.engine.output_processor import OutputProcessor
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.scheduler import Scheduler
+from verify_service.speculation.forecast import Forecast
 
 
 @dataclass(slots=True)
@@ -70,6 +71,8 @@ class LoopState:
     adapters: tuple[AdapterState, ...] = ()
     experts: ExpertOverlap | None = None
     """What steps of a mixture wake of its experts, which goes on; None of another model."""
+    forecast: Forecast = field(default_factory=Forecast)
+    """What steps were expected to yield when their trees were asked for, which goes on."""
 
 
 def snapshot(
@@ -111,4 +114,5 @@ def snapshot(
         grammar_seconds=epilogue.grammar_seconds,
         adapters=adapters,
         experts=epilogue.experts,
+        forecast=epilogue.forecast,
     )

@@ -25,6 +25,7 @@ from verify_service.grammar.drafting import is_forced
 from verify_service.grammar.forced_texts import GRAMMAR
 from verify_service.model_runner.base import ModelRunner
 from verify_service.speculation.controller import SpeculationController
+from verify_service.speculation.forecast import Forecast
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +91,11 @@ class OutputProcessor:
     def experts(self) -> ExpertOverlap | None:
         """What steps of a mixture wake of its experts; None of another model."""
         return self._speculation.experts
+
+    @property
+    def forecast(self) -> Forecast:
+        """What steps were expected to yield when their trees were asked for."""
+        return self._speculation.forecast
 
     def __bool__(self) -> bool:
         """Whether there is anything left to do."""

@@ -246,6 +246,7 @@ def encode_state(loop: LoopState, link: LinkState) -> bytes:
         oldest_wait_seconds=0.0 if loop.oldest_arrival is None else max(0.0, time.monotonic() - loop.oldest_arrival),
         prompt_tokens=loop.prompt_tokens,
         adapters=map(_adapter_state, loop.adapters),
+        forecast=verify_pb2.SpeculationForecast(**asdict(loop.forecast)) if loop.forecast.steps else None,
     ).SerializeToString()
 
 

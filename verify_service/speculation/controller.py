@@ -22,6 +22,7 @@ from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.tree_share import cut_trees, observe_wait
 from verify_service.speculation.acceptance_model import ProposedTree, proposed_tree
 from verify_service.speculation.draft_latency import DraftLatency
+from verify_service.speculation.forecast import Forecast
 from verify_service.speculation.goodput import GoodputOptimizer
 from verify_service.speculation.grammar_trees import GrammarTrees, proposed_forced
 from verify_service.speculation.node_selection import NodeSelector
@@ -249,6 +250,11 @@ class SpeculationController:
     def experts(self) -> ExpertOverlap | None:
         """What steps of a mixture wake of its experts; None of another model."""
         return self._optimizer.step_time.experts
+
+    @property
+    def forecast(self) -> Forecast:
+        """What steps were expected to yield when their trees were asked for."""
+        return self._optimizer.forecast
 
     def observe_step(
         self, decisions: Sequence[VerifyResult], requests: int, nodes: int, seconds: float, awake: int = 0

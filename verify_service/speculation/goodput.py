@@ -14,6 +14,7 @@ from verify_service.core.acceptance import MOST_RATE, Acceptance
 from verify_service.core.request_state import RequestState
 from verify_service.core.step_time_model import FAST, Floats, StepTimeModel
 from verify_service.speculation.draft_time import DraftTimeModel
+from verify_service.speculation.forecast import Forecast
 from verify_service.speculation.gate import READY_BEFORE, REST_AFTER, SpeculationGate
 from verify_service.speculation.node_selection import LEAST_GAIN
 
@@ -45,13 +46,17 @@ class DepthCandidate:
 
 @dataclass(slots=True)
 class _Memo:
-    """Memoised choice: its candidates, requests and other nodes, the estimates behind it, and the depths granted."""
+    """Memoised choice: its candidates, requests and other nodes, the estimates behind it, and the depths granted.
+
+    promised: tokens of the step with these trees, and its seconds, the wait for them included; None without any.
+    """
 
     candidates: Sequence[DepthCandidate] = ()
     requests: int = 0
     nodes: int = 0
     facts: object = None
     granted: list[int] = field(default_factory=list)
+    promised: tuple[float, float] | None = None
 
 
 class GoodputOptimizer:
@@ -66,6 +71,7 @@ class GoodputOptimizer:
         self.step_time = costs
         self.draft_time = DraftTimeModel(costs)
         self.gate = SpeculationGate()
+        self.forecast = Forecast()
         self._proposers: dict[str, Acceptance] = {}
         """By the proposer's name, what became of trees of all its requests, those that have ended included."""
         self._before_probe: dict[str, float] = {}
@@ -172,6 +178,9 @@ class GoodputOptimizer:
             any(self._choose(whole, (*candidates, *others), requests, nodes)) if others else any(granted)
         )
         asking = len(candidates) + len(others)
+        if asking:
+            plain = self.step_time.seconds(max(requests, 1), nodes)
+            self.forecast.add(max(requests, 1), plain, own.promised if self.is_profitable else None)
         if asking and not self.is_profitable and not self.gate.unprofitable_steps % REST_AFTER:
             self.gate.judge(could_pay=self._could_pay(asking, max(requests, 1), nodes))
         if self.gate.step(profitable=self.is_profitable, learned=self.gate.probe_ends and self._has_learned()):
@@ -185,7 +194,7 @@ class GoodputOptimizer:
         levels = PROBE_LEVELS if self.gate.probing else 0
         return [min(levels, candidate.max_levels) for candidate in candidates]
 
-    def rests(self) -> bool:
+    def rests(self, requests: int) -> bool:
         """Decide that one more step of as many requests has no trees, unless they are to be weighed anew for it.
 
         While nobody asks, little changes of what decides but the time of passes.
@@ -193,13 +202,14 @@ class GoodputOptimizer:
         if not (self.gate.rests and self.gate.unprofitable_steps % READY_BEFORE):
             return False
         self.draft_time.count_step()
+        self.forecast.add(requests, self.step_time.seconds(requests))
         if self.gate.step(profitable=False):
             self._forget()
         return True
 
     def would_pay(self, candidate: DepthCandidate, requests: int) -> bool:
         """Whether trees would raise goodput in steps of so many requests that are all like this one."""
-        return bool(len(self._best_candidates([candidate] * requests, requests, 0, _START_GAIN)))
+        return bool(len(self._best_candidates([candidate] * requests, requests, 0, _START_GAIN)[0]))
 
     def prepare(self) -> None:
         """Choose, ahead of the next `choose_depths`, for its last candidates by the newest estimates.
@@ -249,7 +259,7 @@ class GoodputOptimizer:
         same_size = (len(candidates), requests, nodes) == (len(last.candidates), last.requests, last.nodes)
         last.candidates, last.requests, last.nodes = candidates, requests, nodes
         if not candidates:
-            last.facts, last.granted = None, []
+            last.facts, last.granted, last.promised = None, [], None
             return last.granted
         if same_size and not any(last.granted) and self.gate.unprofitable_steps % REST_AFTER:
             return last.granted
@@ -262,7 +272,7 @@ class GoodputOptimizer:
         facts = (histories, requests, nodes, overall, known)
         if facts != last.facts:
             worth = LEAST_GAIN if any(last.granted) else _START_GAIN
-            taken = self._best_candidates(candidates, max(requests, 1), nodes, worth)
+            taken, last.promised = self._best_candidates(candidates, max(requests, 1), nodes, worth)
             last.facts, last.granted = facts, np.bincount(taken, minlength=len(candidates)).tolist()
         return last.granted
 
@@ -277,14 +287,24 @@ class GoodputOptimizer:
         order = (-offered).argsort(kind="stable")
         return offered[order], indices[order], places[order] + 1
 
-    def _best_candidates(self, candidates: Sequence[DepthCandidate], requests: int, nodes: int, worth: float) -> Ints:
-        """Whose levels to take: the likeliest, of those that are not deeper than is worth waiting for."""
+    def _best_candidates(
+        self, candidates: Sequence[DepthCandidate], requests: int, nodes: int, worth: float
+    ) -> tuple[Ints, tuple[float, float] | None]:
+        """Whose levels to take, and what the step promises with them, see `_Memo`.
+
+        These are the likeliest, of those that are not deeper than is worth waiting for.
+        """
         chances, indices, levels = self._candidates(candidates)
         if not len(levels):
-            return indices
+            return indices, None
         per_level = self._presence * self._rows_per_level(requests)
         passes = self.step_time.predict(requests, nodes + per_level * np.arange(1.0, len(levels) + 1))
         waits = self.draft_time.waits(len(candidates), requests, range(1, int(levels.max()) + 1))
         least = worth * requests / self.step_time.seconds(requests, nodes)
-        deepest, taken = best_levels(self._presence * chances, levels, passes, np.array(waits), float(requests), least)
-        return indices[levels <= deepest][:taken]
+        chances = self._presence * chances
+        deepest, taken = best_levels(chances, levels, passes, np.array(waits), float(requests), least)
+        if not taken:
+            return indices[:0], None
+        within = levels <= deepest
+        tokens = requests + float(chances[within][:taken].sum())
+        return indices[within][:taken], (tokens, float(passes[taken - 1]) + waits[deepest - 1])

@@ -79,7 +79,7 @@ class TreeSizer:
         """
         size = len(states), running
         same, self._size = size == self._size, size
-        return same and all(state.draft.paused for state in states) and self._optimizer.rests()
+        return same and all(state.draft.paused for state in states) and self._optimizer.rests(max(running, 1))
 
     def depths(self, states: Sequence[RequestState], running: int) -> list[int]:
         """Return the depth of each request's next tree, 0 for none; update which of them are paused.

@@ -35,6 +35,7 @@ from verify_service.engine.loop_stats import LoopState
 from verify_service.server.cache_watch import CacheReport, WatchCache
 from verify_service.server.codec import CancelRequest, decode_session_request, encode_info, encode_outputs, encode_state
 from verify_service.server.server_info import ServerInfo
+from verify_service.speculation.forecast import Forecast
 
 FULL = SamplingParams(
     temperature=0.5,
@@ -198,7 +199,7 @@ def test_info_and_state_carry_every_figure() -> None:
     came = time.monotonic() - 60
     loop = LoopState(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, True, prompt_tokens=21, oldest_arrival=came)
     red = AdapterState(Adapter("red", "red@1", 0, 8, "/red"), leaving=True, running=1, waiting=2, requests=3)
-    loop = replace(loop, adapters=(red,))
+    loop = replace(loop, adapters=(red,), forecast=Forecast(6, 5, 4.0, 3.0, 2.0, 1.0))
     state = verify_pb2.GetStateResponse.FromString(
         encode_state(loop, LinkState(12, 13, 14, 15, 16, 17, 0.0025, (drafter,)))
     )
@@ -206,6 +207,7 @@ def test_info_and_state_carry_every_figure() -> None:
     assert [state.steps, state.committed_tokens, state.drafted_tokens, state.accepted_tokens] == [6, 7, 8, 9]
     assert [state.preemptions, state.prefix_hit_tokens, state.draining] == [10, 11, True]
     assert 60 <= state.oldest_wait_seconds < 90 and state.prompt_tokens == 21
+    assert [getattr(state.forecast, field.name) for field in state.forecast.DESCRIPTOR.fields] == [6, 5, 4, 3, 2, 1]
     told = state.adapters[0]
     assert (told.adapter.id, told.adapter.rank, told.adapter.path) == ("red@1", 8, "/red")
     assert (told.leaving, told.running, told.waiting, told.requests) == (True, 1, 2, 3)

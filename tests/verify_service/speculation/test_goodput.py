@@ -139,7 +139,7 @@ def test_steps_that_rest_count_as_others_and_something_is_weighed_in_one_of_a_fe
     made.gate.open()
     weighed, asked = [], []
     for step in range(1, PROBE_EVERY + PROBE_STEPS + 1):
-        if not made.rests():
+        if not made.rests(1):
             weighed.append(step)
             asked += [step] if any(made.choose_depths(bidders, 1)) else []
     assert asked == list(range(PROBE_EVERY, PROBE_EVERY + PROBE_STEPS))

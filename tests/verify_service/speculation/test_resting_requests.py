@@ -39,7 +39,7 @@ def test_tokens_do_not_depend_on_who_rests(model: CausalLM, period: int, monkeyp
         return [min(2, bidder.max_levels) if self.is_profitable else 0 for bidder in bidders]
 
     monkeypatch.setattr(GoodputOptimizer, "choose_depths", choose_depths)
-    monkeypatch.setattr(GoodputOptimizer, "rests", lambda _: False)
+    monkeypatch.setattr(GoodputOptimizer, "rests", lambda *_: False)
     monkeypatch.setattr(gate, "REST_AFTER", 0)
     monkeypatch.setattr(tree_sizing, "KEPT_READY", 1)
     asked = some_requests(0.8)

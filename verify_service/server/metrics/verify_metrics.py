@@ -18,6 +18,7 @@ from verify_service.draft_link.link_state import DrafterState, LinkState
 from verify_service.engine.loop_stats import LoopState
 from verify_service.server.metrics.adapter_metrics import adapter_metrics
 from verify_service.server.metrics.expert_metrics import expert_metrics
+from verify_service.server.metrics.forecast_metrics import forecast_metrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
@@ -172,6 +173,7 @@ class _Counters(Collector):
             yield histogram_family("slipstream_step_seconds", "Time a verify step took the model.", loop.step_seconds)
         if loop.grammar_seconds is not None:
             yield _grammar_metric(loop.grammar_seconds)
+        yield from forecast_metrics(loop.forecast)
         if loop.experts is not None:
             yield from expert_metrics(loop.experts)
         if self._adapter_slots:
