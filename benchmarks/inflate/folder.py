@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.inflate.gpt_oss_form import GptOssTensors
 from benchmarks.inflate.head import HeadSource
 from benchmarks.inflate.quantised import QuantisedTensors
 from benchmarks.inflate.shape import Shape
@@ -29,16 +30,21 @@ def write_folder(
     output: Path,
     *,
     form: RoundedFormat | None = None,
+    mxfp4: bool = False,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write config, tokenizer and weights, as files of about `shard_bytes` each; config.json comes last.
 
-    form: to which linear layers are rounded. Raises NoRoomError before anything is written.
+    form: to which linear layers are rounded. mxfp4: a gpt-oss with experts in MXFP4, see `gpt_oss_form`. Raises
+    NoRoomError before anything is written.
     """
     output.mkdir(parents=True, exist_ok=True)
     config = shape.config_json(read_json(model / "config.json"))
     tensors: Tensors
-    if form is not None:
+    if mxfp4:
+        converted = GptOssTensors(source, shape, config)
+        config, tensors, needed = converted.config_json, converted.stored(), converted.nbytes
+    elif form is not None:
         quantised = QuantisedTensors(source, form)
         config["quantization_config"] = quantised.quantisation_config
         tensors, needed = quantised.stored(), quantised.nbytes

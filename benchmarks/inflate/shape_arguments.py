@@ -30,9 +30,9 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{flag}", type=int, help=f"{text} (that of --shape)")
 
 
-def add_format_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that `format_of` reads."""
-    formats, group = ("fp8", "w4a16"), RoundedFormat("w4a16").group
+def add_format_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
+    """The flags that `format_of` reads; `more` formats are the command's own."""
+    formats, group = ("fp8", "w4a16", *more), RoundedFormat("w4a16").group
     parser.add_argument(
         "--format", choices=formats, help="to which linear layers are rounded, as by `slipstream quantize`"
     )

@@ -71,8 +71,13 @@ def family_json(shape: Shape, source: Mapping[str, Any]) -> dict[str, Any]:
 
 def family_config(shape: Shape, source: Mapping[str, Any]) -> ModelConfig:
     """What `family_json` says. Raises CheckpointError for sizes that no model has."""
+    return config_of(family_json(shape, source))
+
+
+def config_of(fields: Mapping[str, Any]) -> ModelConfig:
+    """What a config.json says that stands alone in its folder. Raises CheckpointError."""
     with TemporaryDirectory() as place:
-        (Path(place) / "config.json").write_text(json.dumps(family_json(shape, source)), encoding="utf-8")
+        (Path(place) / "config.json").write_text(json.dumps(fields), encoding="utf-8")
         return ModelConfig.from_folder(Path(place))
 
 
