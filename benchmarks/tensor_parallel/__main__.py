@@ -2,7 +2,8 @@
 
     python -m benchmarks.tensor_parallel --prompts spec_bench_question.jsonl [--sizes 2,1] [--output FILE]
 
-All models have Llama-3.1-8B's shapes unless flags say otherwise. For each size, one after the other:
+All models have Llama-3.1-8B's shapes unless flags say otherwise; rounded to --format, or at --shape llama-4-scout, they
+are random alone. For each size, one after the other:
 
     plain, verify  Time of a step through the verify loop at context 1k: plain at batch 1 and 64, and one request with a
                    tree of 16 and 64 rows. Random weights.
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.inflate.shape import ShapeError
-from benchmarks.inflate.shape_arguments import add_shape_arguments
+from benchmarks.inflate.shape_arguments import add_format_arguments, add_shape_arguments
 from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.figures import Figures, side_by_side
@@ -144,6 +145,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)
     add_shape_arguments(parser)
+    add_format_arguments(parser)
     return parser.parse_args(arguments)
 
 

@@ -28,7 +28,7 @@ from benchmarks.lib.report import markdown_table
 from benchmarks.local_engine.local_loop import EngineConfig, local_loop
 from benchmarks.local_engine.prompt_tokens import chat_token_ids, random_token_ids
 from benchmarks.local_engine.synthetic_trees import SizedTrees
-from benchmarks.tensor_parallel.ranks import KINDS, RankedModel
+from benchmarks.tensor_parallel.ranks import RankedModel
 
 SEED = 411
 BATCH = 7
@@ -79,8 +79,8 @@ def measure_size(
         report("plain", list(measured.batch()))
         report("verify", list(measured.verify()))
     failed = []
-    for kind in KINDS:
-        if kind != KINDS[0]:
+    for kind in target.kinds:
+        if kind != target.kinds[0]:
             target.next_weights(kind)
         run = ExactnessRun([model], config, _cases(options, kind), options.tokens)
         begun = time.perf_counter()

@@ -3,9 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.inflate.shape import LLAMA_4_SCOUT, LLAMA_8B
 from benchmarks.tensor_parallel import __main__
 from benchmarks.tensor_parallel.__main__ import SizeProcess, summary
+from benchmarks.tensor_parallel.ranks import Weights
 from benchmarks.tensor_parallel.size import config_of
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from support.models import make_tiny_model
 
 PROMPTS = Path(__file__).parents[2] / "data" / "prompts.jsonl"
@@ -37,6 +40,26 @@ def test_sizes_are_measured_and_compared(tiny_model, tmp_path, monkeypatch):
     rows = results["compared"]["verify"]
     assert [(row["batch"], row["rows"]) for row in rows] == [(1, 1), (1, 4)]
     assert all(row["size 2 step ms"] > 0 and row["size 1 step ms"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_rounded_mixture_is_random_alone(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    output = tmp_path / "results.json"
+    scout = ["--shape", "llama-4-scout", "--experts", "4", "--format", "fp8", "--sizes", "2"]
+    arguments = [*flags(hidden=256), *scout, "--model", str(tiny_model), "--output", str(output)]
+    assert __main__.main(arguments) == 0
+    shared = json.loads(output.read_text())["sizes"]["2"]
+    assert shared["random exactness"]["all"]["requests"] > 0 and "inflated exactness" not in shared
+    assert [row["batch"] for row in shared["plain"]] == [1, 2]
+
+
+@pytest.mark.parametrize("form", [None, RoundedFormat("w4a16", 64)])
+@pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_4_SCOUT])
+def test_ranks_are_told_what_to_make(tmp_path, shape, form):
+    made = Weights(tmp_path, shape, form)
+    assert Weights.from_json(tmp_path, made.to_json()) == made
+    assert made.kinds == (("random", "inflated") if shape is LLAMA_8B and form is None else ("random",))
 
 
 def test_a_size_that_cannot_run_fails(tmp_path, capfd):
