@@ -184,15 +184,25 @@ def turned_back(weight: tl.tensor, sums: tl.tensor, TILE: tl.constexpr) -> tuple
 
 
 @triton.jit
-def block_products(query: tl.tensor, key: tl.tensor, CAP: tl.constexpr = 0.0, TILE: tl.constexpr = PLAIN) -> tl.tensor:
-    """float32 [columns, BLOCK]: products of bf16 query [columns, head_dim] and key [BLOCK, head_dim].
+def block_products(
+    query: tl.tensor,
+    key: tl.tensor,
+    CAP: tl.constexpr = 0.0,
+    TILE: tl.constexpr = PLAIN,
+    units: tl.tensor | None = None,
+    scales: tl.tensor | None = None,
+) -> tl.tensor:
+    """float32 [columns, BLOCK]: products of query [columns, head_dim] and key [BLOCK, head_dim].
 
+    Both are bfloat16, or a query `halved` with its units [columns], and numbers of keys with their scales [BLOCK].
     Where CAP is not 0, tanh(CAP * product). TURNED, [BLOCK, columns].
     """
     if TILE == TURNED:
         products = dot(key, tl.trans(query), tl.zeros((key.shape[0], query.shape[0]), tl.float32))
     else:
         products = dot(query, tl.trans(key), tl.zeros((query.shape[0], key.shape[0]), tl.float32))
+    if TILE != PLAIN:
+        products = products * of_columns(units, TILE) * of_positions(scales, TILE)
     if CAP != 0:
         products = tanh(products * CAP)
     return products
@@ -249,6 +259,7 @@ def add_block(
     value: tl.tensor,
     SCALE: tl.constexpr,
     TILE: tl.constexpr = PLAIN,
+    scales: tl.tensor | None = None,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Weight and sums with one more block, whose peak is no higher than the state's; operands as of `absorb_block`.
 
@@ -257,14 +268,13 @@ def add_block(
     """
     p = tl.exp2(tl.fma(products, SCALE, of_columns(-peak, TILE)))
     if TILE == TURNED:
-        p = rounded(p, tl.bfloat16)
         ones = rounded(tl.full((_BLOCK, _BLOCK), 1.0, tl.float32), tl.bfloat16)
-        sums = dot(tl.trans(value), p, sums)
-        return dot(ones, p, weight), sums
+        sums = dot(tl.trans(value), rounded(p * of_positions(scales, TILE), tl.bfloat16), sums)
+        return dot(ones, rounded(p, tl.bfloat16), weight), sums
     elif TILE == CODED:  # noqa: RET505
-        p = rounded(p, tl.bfloat16)
         ones = rounded(tl.full((_BLOCK, _ANY), 1.0, tl.float32), tl.bfloat16)
-        return dot(p, ones, weight), dot(p, value, sums)
+        weight = dot(rounded(p, tl.bfloat16), ones, weight)
+        return weight, dot(rounded(p * of_positions(scales, TILE), tl.bfloat16), value, sums)
     else:
         return weight + tl.sum(p, 1), dot(rounded(p, tl.bfloat16), value, sums)
 
@@ -278,11 +288,15 @@ def absorb_block(
     value: tl.tensor,
     SCALE: tl.constexpr,
     TILE: tl.constexpr = PLAIN,
+    scales: tl.tensor | None = None,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The state after one more block: products [columns, BLOCK], -inf where masked, bf16 value [BLOCK, head_dim]."""
+    """The state after one more block: products [columns, BLOCK], -inf where masked, bf16 value [BLOCK, head_dim].
+
+    scales: those of values that are numbers of codes, [BLOCK].
+    """
     higher = tl.maximum(peak, block_peak(products, SCALE, TILE=TILE))
     peak, weight, sums = raised(peak, weight, sums, higher, TILE)
-    weight, sums = add_block(peak, weight, sums, products, value, SCALE, TILE)
+    weight, sums = add_block(peak, weight, sums, products, value, SCALE, TILE, scales)
     return peak, weight, sums
 
 

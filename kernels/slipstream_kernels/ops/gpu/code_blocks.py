@@ -9,13 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.gpu.fp8_rows import as_numbers, numbers_of
 from slipstream_kernels.ops.gpu.launch import INTERPRETED
-from slipstream_kernels.ops.gpu.rounding import rounded
-from slipstream_kernels.ops.kv_cache.kv_codes import NAN
 
 _WORD = tl.constexpr(4)
 """Codes of an int32."""
-_NAN = tl.constexpr(NAN)
 _COMPILED = tl.constexpr(not INTERPRETED)
 
 
@@ -27,14 +25,6 @@ def load_codes(
     width: tl.constexpr = HEAD_DIM // _WORD
     words = slots.to(tl.int64)[:, None] * width + tl.arange(0, width)[None, :]
     return tl.load(rows.to(tl.pointer_type(tl.int32), bitcast=True) + words), tl.load(scales + slots)
-
-
-@triton.jit
-def _number(words: tl.tensor, place: tl.constexpr) -> tl.tensor:
-    """float16 numbers of the codes at one place of their words, the lowest byte first."""
-    code = (words >> (8 * place)) & 0xFF
-    number = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    return tl.where((code & _NAN) == _NAN, float("nan"), number).to(tl.float16)
 
 
 @triton.jit
@@ -59,13 +49,18 @@ def _numbers(words: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tens
         )
         return a, b, c, d
     else:  # noqa: RET505  what does not compile must not be looked at
-        return _number(words, 0), _number(words, 1), _number(words, 2), _number(words, 3)
+        a, b, c, d = (words & 0xFF), (words >> 8) & 0xFF, (words >> 16) & 0xFF, (words >> 24) & 0xFF
+        return (
+            numbers_of(a.to(tl.uint8), tl.float16),
+            numbers_of(b.to(tl.uint8), tl.float16),
+            numbers_of(c.to(tl.uint8), tl.float16),
+            numbers_of(d.to(tl.uint8), tl.float16),
+        )
 
 
 @triton.jit
-def decoded(words: tl.tensor, scales: tl.tensor) -> tl.tensor:
-    """bfloat16 [BLOCK, HEAD_DIM] as of `numbers_of`, of codes and scales as of `load_codes`."""
+def decoded(words: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """[BLOCK, HEAD_DIM] as of `numbers_of`, of codes as of `load_codes`."""
     a, b, c, d = _numbers(words)
     shape: tl.constexpr = (words.shape[0], words.shape[1] * _WORD)
-    numbers = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), shape)
-    return rounded(numbers.to(tl.float32) * scales[:, None], tl.bfloat16)
+    return as_numbers(tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), shape), dtype)

@@ -55,12 +55,11 @@ def load_rows(
     HEAD_DIM: tl.constexpr,
     seen: tl.tensor | None = None,
     FRESH: tl.constexpr = False,
-    scales: tl.tensor | None = None,
-    first_scale: int = 0,
+    NUMBER: tl.constexpr | None = None,
 ) -> tl.tensor:
-    """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above.
+    """[BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above.
 
-    Where there are `scales`, float32 by slot from `first_scale` on, `base` is of codes.
+    bfloat16 rows as they are; of codes, whose dtype tells them, numbers in NUMBER without their scales.
     """
     addresses = base + slots.to(tl.int64)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     if seen is None:
@@ -69,16 +68,34 @@ def load_rows(
         rows = tl.load(addresses, mask=seen[:, None], other=0, cache_modifier=".cg")
     else:
         rows = tl.load(addresses, mask=seen[:, None], other=0)
-    if scales is not None:
-        scales += first_scale
+    return numbers_of(rows, NUMBER) if rows.dtype == tl.uint8 else rows
+
+
+@triton.jit
+def load_scales(
+    key_scales: tl.tensor | None,
+    value_scales: tl.tensor | None,
+    slots: tl.tensor,
+    seen: tl.tensor | None = None,
+    FRESH: tl.constexpr = False,
+) -> tuple[tl.tensor | None, tl.tensor | None]:
+    """float32 [BLOCK] each of the slots of one head's keys and values, zeros where not `seen`; None of bfloat16 rows.
+
+    They are read as one tensor, of no fewer numbers than a program of four warps has threads: of fewer a compiler has
+    every thread read all those which its products need.
+    """
+    if key_scales is None:
+        return None, None
+    else:  # noqa: RET505  what does not compile must not be looked at
+        places = tl.join(key_scales + slots, value_scales + slots)
         if seen is None:
-            factors = tl.load(scales + slots)
+            both = tl.load(places)
         elif FRESH:
-            factors = tl.load(scales + slots, mask=seen, other=0.0, cache_modifier=".cg")
+            both = tl.load(places, mask=seen[:, None], other=0.0, cache_modifier=".cg")
         else:
-            factors = tl.load(scales + slots, mask=seen, other=0.0)
-        rows = numbers_of(rows, factors)
-    return rows
+            both = tl.load(places, mask=seen[:, None], other=0.0)
+        of_keys, of_values = tl.split(both)
+        return of_keys, of_values
 
 
 @triton.jit

@@ -33,9 +33,9 @@ from slipstream_kernels.ops.gpu.attention_state import (
     within,
 )
 from slipstream_kernels.ops.gpu.code_blocks import decoded, load_codes
-from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
+from slipstream_kernels.ops.gpu.fp8_rows import coded_operands, pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.paged_rows import load_columns, load_rows, paged_slots
+from slipstream_kernels.ops.gpu.paged_rows import load_columns, load_rows, load_scales, paged_slots
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
@@ -61,7 +61,9 @@ def _with_block(
     total_l: tl.tensor,
     total_o: tl.tensor,
     query: tl.tensor,
+    units: tl.tensor | None,
     key: tl.tensor,
+    key_scales: tl.tensor | None,
     value: tl.tensor,
     value_scales: tl.tensor | None,
     start: tl.tensor,
@@ -73,8 +75,11 @@ def _with_block(
     REACH: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """State and fold of splits after the block at `start`; the one at `full` holds the columns' positions `own`."""
-    products = block_products(query, key, CAP, TILE)
+    """State and fold of splits after the block at `start`; the one at `full` holds the columns' positions `own`.
+
+    TURNED, values are codes, which are decoded behind the softmax.
+    """
+    products = block_products(query, key, CAP, TILE, units, key_scales)
     if REACH:
         products = within(products, position, own, REACH, TILE)
     # The branch needs the products, so that the last block's values are still being summed while they are computed.
@@ -85,9 +90,9 @@ def _with_block(
         m, l, o = block_peak(products, SCALE, REACH, TILE), tl.zeros_like(l), tl.zeros_like(o)
     else:
         m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE, 0, TILE)), TILE)
-    if value_scales is not None:
-        value = decoded(value, value_scales)
-    l, o = add_block(m, l, o, products, value, SCALE, TILE)
+    if TILE == TURNED:
+        value = decoded(value, tl.bfloat16)
+    l, o = add_block(m, l, o, products, value, SCALE, TILE, value_scales)
     return m, l, o, total_m, total_l, total_o
 
 
@@ -130,8 +135,8 @@ def _prefill_attention(
     pages = page_table + line.to(tl.int64) * pages_stride
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
-    first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
+    query, units, ks, vs = coded_operands(query, key_scales, value_scales, kv_head, head_stride, HEAD_DIM)
     m, l, o = empty_state(COLUMNS, HEAD_DIM, TILE)
     total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM, TILE)
     full = first_position // _BLOCK * _BLOCK
@@ -142,17 +147,16 @@ def _prefill_attention(
         begin = window_start(first_position, REACH)
     # Positions behind the tile's last are read as that one: no weight is given to them.
     if TILE == TURNED:
-        ks, vs = key_scales + first_scale, value_scales + first_scale
         inside = tl.arange(0, _BLOCK)
         slots = paged_slots(pages, tl.minimum(begin + inside, last), PAGE_SIZE)
         key_codes, value_codes = load_codes(keys, ks, slots, HEAD_DIM), load_codes(values, vs, slots, HEAD_DIM)
         slots = paged_slots(pages, tl.minimum(begin + inside + _BLOCK, last), PAGE_SIZE)
         for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=1):
-            key = decoded(key_codes[0], key_codes[1])
+            key, scales = decoded(key_codes[0], tl.float16), key_codes[1]
             key_codes, ahead = load_codes(keys, ks, slots, HEAD_DIM), load_codes(values, vs, slots, HEAD_DIM)
             slots = paged_slots(pages, tl.minimum(start + inside + 2 * _BLOCK, last), PAGE_SIZE)
             m, l, o, total_m, total_l, total_o = _with_block(
-                m, l, o, total_m, total_l, total_o, query, key, value_codes[0], value_codes[1],
+                m, l, o, total_m, total_l, total_o, query, units, key, scales, value_codes[0], value_codes[1],
                 start, start + inside, full, own, SCALE, CAP, REACH, TILE,
             )  # fmt: skip
             value_codes = ahead
@@ -160,11 +164,12 @@ def _prefill_attention(
         for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
             position = start + tl.arange(0, _BLOCK)
             slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
-            key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
-            value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
+            k_scales, v_scales = load_scales(ks, vs, slots)
+            key = load_rows(keys, slots, HEAD_DIM, NUMBER=tl.float16)
+            value = load_rows(values, slots, HEAD_DIM, NUMBER=tl.bfloat16)
             m, l, o, total_m, total_l, total_o = _with_block(
-                m, l, o, total_m, total_l, total_o, query, key, value, None, start, position, full, own,
-                SCALE, CAP, REACH, TILE,
+                m, l, o, total_m, total_l, total_o, query, units, key, k_scales, value,
+                v_scales, start, position, full, own, SCALE, CAP, REACH, TILE,
             )  # fmt: skip
     total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o, TILE)
     total_l, total_o = turned_back(total_l, total_o, TILE)

@@ -36,9 +36,9 @@ from slipstream_kernels.ops.gpu.attention_state import (
     within,
 )
 from slipstream_kernels.ops.gpu.code_blocks import decoded, load_codes
-from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
+from slipstream_kernels.ops.gpu.fp8_rows import coded_operands, pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.paged_rows import load_columns, load_rows, paged_slots
+from slipstream_kernels.ops.gpu.paged_rows import load_columns, load_rows, load_scales, paged_slots
 from slipstream_kernels.ops.gpu.position_splits import (
     BLOCK,
     num_splits,
@@ -148,8 +148,8 @@ def _prefix_attention(
         release_next()
         pages = page_table + line.to(tl.int64) * pages_stride
         head_offset = kv_head.to(tl.int64) * head_stride
-        first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
         query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
+        query, units, ks, vs = coded_operands(query, key_scales, value_scales, kv_head, head_stride, HEAD_DIM)
         m, l, o = empty_state(COLUMNS, HEAD_DIM, TILE)
         begin, stop = start_of_split(split), tl.minimum(start_of_split(split + 1), start_of_own_block(length))
         if REACH:
@@ -158,33 +158,33 @@ def _prefix_attention(
             own = length - 1 + tl.load(depths + row_of, mask=used, other=0)
             used = used & (begin < stop)
         if TILE == TURNED:
-            k, ks = keys + head_offset, key_scales + first_scale
-            v, vs = values + head_offset, value_scales + first_scale
+            k, v = keys + head_offset, values + head_offset
             inside = tl.arange(0, _BLOCK)
             slots = paged_slots(pages, tl.minimum(begin + inside, stop - 1), PAGE_SIZE)
             key_codes, value_codes = load_codes(k, ks, slots, HEAD_DIM), load_codes(v, vs, slots, HEAD_DIM)
             slots = paged_slots(pages, tl.minimum(begin + inside + _BLOCK, stop - 1), PAGE_SIZE)
             for start in tl.range(begin, stop, _BLOCK, num_stages=1):
-                key = decoded(key_codes[0], key_codes[1])
+                key, scales = decoded(key_codes[0], tl.float16), key_codes[1]
                 key_codes = load_codes(k, ks, slots, HEAD_DIM)
-                products = block_products(query, key, CAP, TILE)
+                products = block_products(query, key, CAP, TILE, units, scales)
                 if REACH:
                     products = within(products, start + inside, own, REACH, TILE)
                 m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE, 0, TILE)), TILE)
-                value = decoded(value_codes[0], value_codes[1])
+                value, scales = decoded(value_codes[0], tl.bfloat16), value_codes[1]
                 value_codes = load_codes(v, vs, slots, HEAD_DIM)
                 slots = paged_slots(pages, tl.minimum(start + inside + 2 * _BLOCK, stop - 1), PAGE_SIZE)
-                l, o = add_block(m, l, o, products, value, SCALE, TILE)
+                l, o = add_block(m, l, o, products, value, SCALE, TILE, scales)
         else:
             for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
                 position = start + tl.arange(0, _BLOCK)
                 slots = paged_slots(pages, position, PAGE_SIZE)
-                key = load_rows(keys + head_offset, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
-                value = load_rows(values + head_offset, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
-                products = block_products(query, key, CAP)
+                k_scales, v_scales = load_scales(ks, vs, slots)
+                key = load_rows(keys + head_offset, slots, HEAD_DIM, NUMBER=tl.float16)
+                value = load_rows(values + head_offset, slots, HEAD_DIM, NUMBER=tl.bfloat16)
+                products = block_products(query, key, CAP, TILE, units, k_scales)
                 if REACH:
                     products = within(products, position, own, REACH)
-                m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE)
+                m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE, v_scales)
         l, o = turned_back(l, o, TILE)
         first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * splits_stride + split
         column = offset * splits_stride

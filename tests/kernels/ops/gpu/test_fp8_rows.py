@@ -14,6 +14,8 @@ from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_state import columns_of
 from slipstream_kernels.ops.gpu.code_blocks import decoded, load_codes
 from slipstream_kernels.ops.gpu.compaction import compact_kv, compact_kv_reference
+from slipstream_kernels.ops.gpu.fp8_rows import halved
+from slipstream_kernels.ops.gpu.paged_rows import load_rows
 from slipstream_kernels.ops.gpu.prefix_attention import PrefixPrograms, prefix_attention
 from slipstream_kernels.ops.gpu.rotary import rotary_write, rotary_write_reference
 from slipstream_kernels.ops.gpu.rotary_linear import rotary_linear, rotary_linear_reference
@@ -82,22 +84,55 @@ def test_a_tile_is_no_wider_than_its_rows():
     assert columns_of(1, 4, store(torch.device("cpu"), 2, 8, 256, 0.0), 64) == 64
 
 
-def test_a_block_ahead_is_decoded_as_the_twin_does(device):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_are_those_of_the_twin_however_they_come(device, dtype):
     codes = torch.arange(256, dtype=torch.uint8, device=device).view(4, 64)
-    scales = torch.tensor([2.0**-100, 0.0371, 1.0, 2.0**119], device=device)
-    out = torch.empty(4, 64, dtype=torch.bfloat16, device=device)
-    _decode_all[(1,)](codes, scales, out)
-    expected = decode(codes, scales)
-    assert torch.equal(out.isnan(), expected.isnan())
-    assert same_bits(out.nan_to_num(), expected.nan_to_num())
+    expected = decode(codes, torch.ones(4, device=device)).to(dtype)
+    for ahead in (False, True):
+        out = torch.empty(4, 64, dtype=dtype, device=device)
+        _decode_all[(1,)](codes, torch.ones(4, device=device), out, ahead=ahead)
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert same_bits(out.nan_to_num(), expected.nan_to_num())
 
 
 @triton.jit
-def _decode_all(codes, scales, out):
+def _decode_all(codes, scales, out, ahead: tl.constexpr):
     slots = tl.arange(0, 4)
-    words, factors = load_codes(codes, scales, slots, 64)
-    numbers = decoded(words, factors)
+    if ahead:
+        words, _ = load_codes(codes, scales, slots, 64)
+        numbers = decoded(words, out.dtype.element_ty)
+    else:
+        numbers = load_rows(codes, slots, 64, NUMBER=out.dtype.element_ty)
     tl.store(out + slots[:, None] * 64 + tl.arange(0, 64)[None, :], numbers)
+
+
+def test_a_query_is_its_halves_times_its_unit(device):
+    """Rows of all sizes, of zeros, and with what is infinite; elements far below a row's largest may lose last bits."""
+    exponents = torch.tensor([-80, -60, -1, 0, 40, 126.0, 0, 0], device=device)
+    query = torch.rand(8, 64, device=device).add(1) * torch.exp2(exponents)[:, None]
+    query[:, ::2] *= -torch.exp2(-torch.arange(0, 32, device=device))
+    query[6], query[7, 3] = 0, torch.inf
+    query = query.bfloat16()
+    half, units = torch.empty(8, 64, dtype=torch.float16, device=device), torch.empty(8, device=device)
+    _halve[(1,)](query, half, units)
+    restored = half.double() * units.double()[:, None]
+    assert torch.equal(torch.log2(units), torch.log2(units).round())
+    assert half[:6].float().abs().amax(1).ge(2.0**14).all()
+    assert torch.equal(restored[6], torch.zeros_like(restored[6]))
+    assert torch.equal(half[7].isinf(), query[7].isinf())
+    largest = query[:6].double().abs().amax(1, keepdim=True)
+    kept = query[:6].double().abs() >= largest * 2.0**-31
+    assert torch.equal(restored[:6][kept], query[:6].double()[kept])
+    assert (restored[:6] - query[:6].double()).abs().le(largest * 2.0**-38).all()
+
+
+@triton.jit
+def _halve(query, half, units):
+    rows, elements = tl.arange(0, 8), tl.arange(0, 64)
+    places = rows[:, None] * 64 + elements[None, :]
+    numbers, unit = halved(tl.load(query + places))
+    tl.store(half + places, numbers)
+    tl.store(units + rows, unit)
 
 
 def store(device, kv_heads: int, slots: int, head_dim: int, fixed: float) -> Fp8Rows:
