@@ -44,10 +44,11 @@ class MaskedDecision:
         self._most = limits.max_decode_rows
         self.room = MaskRoom(limits, vocab_size, plan.device)
 
-    def queue(self, bucket: Bucket, deciding: Int32, rows: Int32) -> None:
+    def queue(self, bucket: Bucket, deciding: Int32, rows: Int32, begun: torch.cuda.Event | None = None) -> None:
         """Sample `rows` int32 [n], places among the pass's logits, under the first n masks of the room, and walk again.
 
         Of `deciding`, the pass's own int32 [items, 4], those items are decided again of which any row is among them.
+        `begun` comes once pass and masks are there.
         """
         again = deciding.copy()
         last = deciding[:, 0] + deciding[:, 1]
@@ -56,6 +57,8 @@ class MaskedDecision:
         again[:, 1] = -1
         again[items, 1] = deciding[items, 1]
         masks = self.room.send(rows, again)
+        if begun is not None:
+            begun.record()
         self._forward.decide_again(bucket, self._layout(bucket).views(self._plan), masks)
 
     def sample(self, bucket: Bucket, wanted: MaskedRows) -> list[int]:

@@ -66,9 +66,10 @@ class PassResults:
         assert last is not None
         assert last.ticket is ticket, "another pass was launched since"
         if len(rows):
-            self._masked.queue(ticket.bucket, last.plan.deciding, rows)
-            last.buffer.receive_again(ticket.decided)
-            ticket.decided_again(last.buffer.again.numpy(), last.buffer.again_event)
+            buffer = last.buffer
+            self._masked.queue(ticket.bucket, last.plan.deciding, rows, buffer.again_begun)
+            buffer.receive_again(ticket.decided)
+            ticket.decided_again(buffer.again.numpy(), buffer.again_begun, buffer.again_event)
         self._keep_states()
 
     def _keep_states(self) -> None:

@@ -21,9 +21,25 @@ class PassTimes:
 
     def seconds(self) -> PassSeconds:
         """Wait for the end of the pass."""
-        self._ended.synchronize()
+        if not self._ended.query():  # a wait gives up the interpreter's lock
+            self._ended.synchronize()
         idle = 0.0 if self._before is None else self._before.elapsed_time(self._begun)
         return PassSeconds(max(0.0, idle) / 1e3, self._begun.elapsed_time(self._ended) / 1e3)
+
+    def behind(self, begun: torch.cuda.Event, ended: torch.cuda.Event) -> BehindSeconds:
+        """Of what was queued behind the pass, and has ended: events that mark its begin and its end."""
+        return BehindSeconds(self._ended.elapsed_time(begun) / 1e3, begun.elapsed_time(ended) / 1e3)
+
+
+class BehindSeconds(NamedTuple):
+    """What was queued behind a pass took.
+
+    waited: from the end of the pass to its begin, in which the device had nothing else to do for the pass. busy: from
+    its begin to its end.
+    """
+
+    waited: float
+    busy: float
 
 
 class PassSeconds(NamedTuple):

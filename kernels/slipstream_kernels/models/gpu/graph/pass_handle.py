@@ -10,7 +10,7 @@ import torch
 from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
-from slipstream_kernels.models.gpu.graph.pass_clock import PassTimes
+from slipstream_kernels.models.gpu.graph.pass_clock import BehindSeconds, PassTimes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +38,7 @@ class PassHandle:
     __slots__ = (
         "_again",
         "_again_at",
+        "_again_begun",
         "_awake_at",
         "_copied",
         "_event",
@@ -87,6 +88,7 @@ class PassHandle:
         self._kept = kept
         self._event = event
         self._again: torch.cuda.Event | None = None
+        self._again_begun: torch.cuda.Event | None = None
         self._again_at: Int32 | None = None
         self._unmasked: Int32 | None = None
         self._results: Int32 | None = None
@@ -111,10 +113,22 @@ class PassHandle:
         if self._results is None and self._event is not None:
             self._event.synchronize()
 
-    def decided_again(self, results_at: Int32, event: torch.cuda.Event | None) -> None:
-        """From now on `results` are those that `results_at` receives once this event has come; None: already."""
+    def decided_again(self, results_at: Int32, begun: torch.cuda.Event | None, event: torch.cuda.Event | None) -> None:
+        """From now on `results` are those that `results_at` receives once this event has come; None: already.
+
+        `begun` comes as rows are sampled again.
+        """
         assert self._results is None, "somebody has the results"
-        self._again_at, self._again = results_at, event
+        self._again_at, self._again_begun, self._again = results_at, begun, event
+
+    def again_seconds(self) -> BehindSeconds | None:
+        """What deciding items again took, by the device's clock; to be asked for once `results` are known.
+
+        None where nothing was decided again, or there is no clock.
+        """
+        if self.times is None or self._again is None or self._again_begun is None:
+            return None
+        return self.times.behind(self._again_begun, self._again)
 
     def unmasked(self) -> Int32 | None:
         """What `results` were before they were decided again, once these are known; None where they were not."""
@@ -129,7 +143,7 @@ class PassHandle:
         if self._results is None:
             assert self._results_at is not None
             event = self._again or self._event
-            if event is not None:
+            if event is not None and not event.query():  # a wait gives up the interpreter's lock
                 event.synchronize()
             self._results = self._results_at[: self._items].copy()
             if self._again_at is not None:

@@ -30,8 +30,10 @@ class PinnedBuffer:
     """int32 [items, RESULT_WIDTH], of what is decided again"""
     event: torch.cuda.Event | None
     """Comes when the pass's results are here."""
+    again_begun: torch.cuda.Event | None
+    """Comes when rows are sampled again; it has a time."""
     again_event: torch.cuda.Event | None
-    """Comes when those are that were decided again."""
+    """Comes when results are here that were decided again; it has a time."""
     states: torch.Tensor
     """bfloat16 [any], room for what a pass keeps at boundaries"""
     states_event: torch.cuda.Event | None
@@ -89,7 +91,8 @@ class PinnedBuffers:
                 awake=torch.zeros(awake, dtype=torch.int32, pin_memory=cuda and 0 not in awake),
                 again=torch.zeros(items, width, dtype=torch.int32, pin_memory=cuda),
                 event=torch.cuda.Event() if cuda else None,
-                again_event=torch.cuda.Event() if cuda else None,
+                again_begun=torch.cuda.Event(enable_timing=True) if cuda else None,
+                again_event=torch.cuda.Event(enable_timing=True) if cuda else None,
                 states=torch.empty(0, dtype=torch.bfloat16),
                 states_event=torch.cuda.Event() if cuda else None,
                 copied_event=torch.cuda.Event() if cuda else None,
