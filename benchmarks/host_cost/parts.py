@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import FrameType
@@ -121,12 +121,12 @@ def _counter(counts: Counter[str]) -> Callable[[FrameType, str, object], None]:
 
 
 @contextmanager
-def split_by_part() -> Iterator[dict[str, dict[str, float]]]:
+def split_by_part(parts: Sequence[Part] = PARTS) -> Iterator[dict[str, dict[str, float]]]:
     """Within it the processor time of parts is added up: by thread, then by part, seconds."""
     seconds: dict[str, dict[str, float]] = {}
     split = Split(seconds)
     with ExitStack() as stack:
-        for owner, method, name in PARTS:
+        for owner, method, name in parts:
             stack.enter_context(mock.patch.object(owner, method, _timed(getattr(owner, method), name, split)))
         yield seconds
 

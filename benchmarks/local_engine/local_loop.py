@@ -16,6 +16,7 @@ from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams, StepOutput
 from verify_service.engine.sink import Sink
 from verify_service.engine.verify_loop import VerifyLoop
+from verify_service.grammar.compiler import GrammarCompiler
 
 __all__ = [
     "Answer",
@@ -99,9 +100,11 @@ class LoopFailedError(RuntimeError):
 class LocalLoop:
     """A running verify loop. Use within `local_loop`; one caller at a time."""
 
-    def __init__(self, model: Any, config: EngineConfig, drafts: DraftSource | None) -> None:
+    def __init__(
+        self, model: Any, config: EngineConfig, drafts: DraftSource | None, grammars: GrammarCompiler | None = None
+    ) -> None:
         self.arrivals: list[Arrival] = []
-        self.loop = VerifyLoop(model, config, drafts or NoDrafts(), Sink(self._take))
+        self.loop = VerifyLoop(model, config, drafts or NoDrafts(), Sink(self._take), grammars)
         self._answers: dict[RequestKey, Answer] = {}
         self._waiting: Iterator[tuple[RequestKey, Job]] = iter(())
         self._changed = threading.Condition()
@@ -153,6 +156,11 @@ class LocalLoop:
             raise LoopFailedError("the requests ended before the measurement")
         return self.arrivals[settle : settle + steps + 1]
 
+    @property
+    def next_key(self) -> int:
+        """Number of the key that the next request gets, from which on they count up."""
+        return self._keys
+
     def _announce(self, jobs: Sequence[Job]) -> list[RequestKey]:
         keys = [RequestKey(0, self._keys + index) for index in range(len(jobs))]
         self._keys += len(jobs)
@@ -199,9 +207,11 @@ class LocalLoop:
 
 
 @contextmanager
-def local_loop(model: Any, config: EngineConfig, drafts: DraftSource | None = None) -> Iterator[LocalLoop]:
-    """A started loop over a loaded model, stopped at the end."""
-    local = LocalLoop(model, config, drafts)
+def local_loop(
+    model: Any, config: EngineConfig, drafts: DraftSource | None = None, grammars: GrammarCompiler | None = None
+) -> Iterator[LocalLoop]:
+    """A started loop over a loaded model, stopped at the end. Without `grammars` no request may have one."""
+    local = LocalLoop(model, config, drafts, grammars)
     local.loop.start()
     try:
         yield local

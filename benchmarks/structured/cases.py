@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from benchmarks.structured.schemas import Schema, arguments, schemas
+from benchmarks.lib.schemas import Schema, arguments, schemas
 
 MODEL: Final = "target"
 """What the services call it."""

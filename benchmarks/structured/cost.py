@@ -9,7 +9,7 @@ in its process. Medians over rounds, ratios round by round.
 
 Waits: what a crowd of requests that are all held to a grammar makes a step wait for drafts, checks and masks, as the
 verify service counts it, as a share of the time of its steps; at T = 0, where tokens are checked first, and with top-p,
-where each row is masked.
+where each row is masked. `samples` is no wait: rows that a pass leaves to be sampled under masks are sampled behind it.
 
 First use: new schemas under free streams, one after another: usual ones, which take 0.1 s to compile, dear ones of four
 times the size, and hostile ones, which are refused when the time is over that a grammar may take. Told are the times to
@@ -211,7 +211,7 @@ def _tell(options: argparse.Namespace, content: dict[str, Any]) -> None:
         ]
         print(markdown_table(("at once", *names, f"{HELD_DRAFTED} / {FREE}"), rows))
     if found := content.get(WAITS):
-        parts = ("drafts", "checks", "masks")
+        parts = ("drafts", "checks", "masks", "samples")
         print("\nshares of steps' time that wait for grammars:")
         lines = [(each["way"], each["T"], each["at once"], *(f"{each['shares'][part]:.2%}" for part in parts))
                  for each in found]  # fmt: skip

@@ -16,9 +16,9 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.lib.percentiles import percentile
+from benchmarks.lib.schemas import Schema, record, several, text
 from benchmarks.structured.answers import REQUEST_SECONDS
 from benchmarks.structured.cases import MODEL
-from benchmarks.structured.schemas import Schema, record, several, text
 
 LONGER: Final = "longest gap beside a new schema less that before it or beside it as a known one, in mean gaps"
 """A mean gap is a step's time: tokens of several steps may arrive together. The median over all schemas of a kind."""

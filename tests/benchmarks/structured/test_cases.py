@@ -7,10 +7,10 @@ import json
 import jsonschema
 import pytest
 
+from benchmarks.lib.schemas import KINDS, schemas
 from benchmarks.structured.answers import Answer, misfit
 from benchmarks.structured.cases import TEMPERATURES, Case, cases
 from benchmarks.structured.matrix import Count
-from benchmarks.structured.schemas import KINDS, schemas
 from slipstream.grammar.check import check
 from slipstream.grammar.grammar import Grammar
 
