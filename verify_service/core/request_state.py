@@ -136,6 +136,11 @@ class RequestState:
         return self.tokens[self.prompt_length :]
 
     @property
+    def output_length(self) -> int:
+        """How many these are."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
     def namespace(self) -> Namespace:
         return self.request.tenant, self.request.adapter_id
 

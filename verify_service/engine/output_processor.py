@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from slipstream.bucket_counts import BucketCounts
@@ -85,7 +85,7 @@ class OutputProcessor:
     def grammar_seconds(self) -> GrammarSeconds:
         """What grammars have cost so far."""
         decided = self._engine.grammar_seconds
-        return GrammarSeconds(self._speculation.grammar_seconds, decided.checks, decided.masks)
+        return replace(decided, drafts=self._speculation.grammar_seconds)
 
     @property
     def experts(self) -> ExpertOverlap | None:

@@ -101,6 +101,10 @@ class StepQueue:
             for read in self._speculation.enqueue_drafts(launched.deciding, outcome):
                 self._engine.start_after(read)
 
+    def begin_masks(self) -> None:
+        """Have masks of the newest step computed; other threads that want the interpreter make that take longer."""
+        self._engine.begin_masks(self._steps[-1].launched)
+
     def next(self) -> Step:
         """Take out the oldest step; its requests count on it no longer."""
         step = self._steps.popleft()

@@ -217,7 +217,8 @@ class VerifyLoop:
     def _work_behind_launch(self, items: Sequence[ScheduledRequest], *, promised: bool = False) -> None:
         """Do what the step just launched leaves time for: its host trees, news of the last step, drafts behind it.
 
-        While a device drafts the step's trees clients are told; drafters are where the trees were promised.
+        While a device drafts the step's trees clients are told; drafters are where the trees were promised. Masks go
+        before news otherwise: with these threads that serve clients begin to want the interpreter.
         """
         if not promised and not_on_host(items):
             attempt(self._deliver)
@@ -225,6 +226,7 @@ class VerifyLoop:
         if promised:
             attempt(self._tell_of_last_step)
         self._step_queue.enqueue_drafts()
+        attempt(self._step_queue.begin_masks)
 
     def _launch_unresolved(self) -> None:
         """Start the step after the one under way, without trees, before it is known how far that one brings requests.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Self, TypeVar, cast
 
 import numpy as np
@@ -33,6 +34,7 @@ _LIKELY_TOKENS = 8
 _LONGEST_FAILURE = 200
 _MASK = 5
 """Tokens that a mask may take the time of."""
+_FORCED, _IS_COMPLETE = methodcaller("compute_ff_bytes"), methodcaller("is_accepting")
 Words = NDArray[np.uint32]
 
 
@@ -88,6 +90,21 @@ def _compiled(text: str, tokenizer: GrammarTokenizer) -> tuple[LLMatcher, float]
     return run_deep(compile_timed)
 
 
+class _AsDrafts(AbstractContextManager[None]):
+    """Within, a matcher's questions are about tokens that may never be output."""
+
+    __slots__ = ("_matcher",)
+
+    def __init__(self, matcher: TokenMatcher) -> None:
+        self._matcher = matcher
+
+    def __enter__(self) -> None:
+        self._matcher.drafting = True
+
+    def __exit__(self, *_: object) -> None:
+        self._matcher.drafting = False
+
+
 class TokenMatcher:
     """Where in a grammar a sequence of tokens has led; none of the tokens ends the output.
 
@@ -121,14 +138,9 @@ class TokenMatcher:
         """Whether questions may be asked about tokens that may never be output."""
         return self._compiled.may_draft and not self._for_drafts.is_spent
 
-    @contextmanager
-    def asked_for_drafts(self) -> Iterator[None]:
+    def asked_for_drafts(self) -> AbstractContextManager[None]:
         """Within, questions are about tokens that may never be output."""
-        self.drafting = True
-        try:
-            yield
-        finally:
-            self.drafting = False
+        return _AsDrafts(self)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Go on by tokens that the grammar allows; GrammarFailure where it does not."""
@@ -156,7 +168,7 @@ class TokenMatcher:
 
     def is_complete(self) -> bool:
         """Return whether the output may end here."""
-        return self._ask(lambda matcher: matcher.is_accepting())
+        return cast(bool, self._ask(_IS_COMPLETE))
 
     def allowed(self, room: Words | None = None) -> tuple[Words, bool]:
         """Return which ids may come next, and whether the output may end here.
@@ -186,17 +198,26 @@ class TokenMatcher:
         budget = self._for_drafts if self.drafting else self._for_output
         return None if alone or self._broken or budget.is_spent else self._matcher
 
-    def answered_together(self, *, quick: bool) -> bool | None:
+    def answered_together(self, *, quick: bool, drafted: bool = False) -> bool | None:
         """Return `is_complete` of that matcher, which has given its mask; None where it has failed.
 
-        It is asked alone from now on where not all that were asked were `quick`.
+        It is asked alone from now on where not all that were asked were `quick`. drafted: it was asked for masks of
+        drafted tokens as well, so that a failure ends drafting for the grammar, and says nothing of the output.
         """
         self._masks_alone |= not quick
         try:
-            return None if self._matcher.is_error() else self._matcher.is_accepting()
+            if not self._matcher.is_error():
+                return self._matcher.is_accepting()
         except BaseException as error:  # noqa: BLE001 - those that are no panic are raised again
             _words_of_panic(error)
-            return None
+        if drafted:
+            self._compiled.may_draft = False
+            self._renew()
+        return None
+
+    def abandoned(self) -> None:
+        """What was asked for drafted tokens together with others was not answered: nobody knows where it stands."""
+        self._start_again()
 
     def followed_together(self, token: int, *, followed: bool, quick: bool) -> None:
         """That matcher has `followed` a token, or failed, and is where it was before; `quick` as above."""
@@ -210,7 +231,7 @@ class TokenMatcher:
         """Return the bytes that must come next, or what may well; none where that is open."""
         if self._compiled.may_be_endless:
             return self._likely()
-        text = self._ask(lambda matcher: matcher.compute_ff_bytes())
+        text = cast(bytes, self._ask(_FORCED))
         if len(text) > _LONG_TEXT:
             self._compiled.may_draft = False
         return text
@@ -257,9 +278,10 @@ class TokenMatcher:
         if self._broken:
             return None, self._broken
         try:
-            answer = budget.ask(lambda: question(self._matcher), tokens)
-            failed = self._matcher.is_error()
-            return answer, self._matcher.get_error().strip().partition("\n")[0][:_LONGEST_FAILURE] if failed else ""
+            answer = budget.ask(question, self._matcher, tokens)
+            if not self._matcher.is_error():
+                return answer, ""
+            return answer, self._matcher.get_error().strip().partition("\n")[0][:_LONGEST_FAILURE]
         except BaseException as error:  # noqa: BLE001 - those that are no panic are raised again
             return None, _words_of_panic(error)
 

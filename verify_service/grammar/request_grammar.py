@@ -88,6 +88,10 @@ class RequestGrammar:
         """Tokens followed, those of a path included."""
         return self._output + len(self._path)
 
+    def is_at(self, length: int) -> bool:
+        """Whether output of so many tokens is what it has followed, so that there is nothing to do for it."""
+        return length == self._output and not self._path
+
     def follow_output(self, tokens: Sequence[int]) -> None:
         """Take in the output so far, of which the beginning is what was taken in before; forgets any other path.
 
@@ -96,8 +100,9 @@ class RequestGrammar:
         if len(tokens) == self._output and not self._path:
             return
         new = tokens[self._output :]
-        self.go_back(self._output + _common(self._path, new))
-        new = new[len(self._path) :]
+        if self._path:
+            self.go_back(self._output + _common(self._path, new))
+            new = new[len(self._path) :]
         if self._begun_at is None:
             at = next((index for index, token in enumerate(new) if token in self._starts), None)
             if at is not None:
@@ -116,7 +121,8 @@ class RequestGrammar:
         new = tokens[self._output :]
         if self._begun_at is None or not new:
             return None
-        self.go_back(self._output + _common(self._path, new))
+        if self._path:
+            self.go_back(self._output + _common(self._path, new))
         matcher = self._matcher.asked_together(to_follow=True) if len(self._path) == len(new) - 1 else None
         return None if matcher is None else (matcher, new[-1])
 
@@ -163,11 +169,11 @@ class RequestGrammar:
             return not barred and self._matcher.is_complete()
         return 0 <= token < self._vocab_size and self._matcher.allows(token)
 
-    def allowed(self, room: Words | None = None, *, complete: bool | None = None) -> AllowedTokens:
+    def allowed(self, room: Words | None = None, *, complete: bool | None = None, further: int = 0) -> AllowedTokens:
         """Return what may come next, where the grammar has begun. Raises GrammarFailure where nothing may.
 
         room: where the words are put, instead of an array of their own. complete: what `answered_together` has
-        returned, where the matcher's mask is in the room.
+        returned, where the matcher's mask is in the room; it is that of so many tokens `further` on.
         """
         if room is None or complete is None:
             words, complete = self._matcher.allowed(room)
@@ -179,16 +185,28 @@ class RequestGrammar:
             raise GrammarFailure(DEAD_END)
         if self._until_stopped:
             _left_without(words, self._eos_bits)
-        left = not self._stops_barred or _left_without(words, self._stop_bits)
-        return AllowedTokens(words, None if left else _lowest(words))
+        if not self._min_tokens or self.length + further >= self._min_tokens or _left_without(words, self._stop_bits):
+            return AllowedTokens(words)
+        return AllowedTokens(words, _lowest(words))
+
+    def may_be_complete(self, words: Words) -> bool:
+        """Whether the output may be complete where a matcher has given this mask, which has the model's ends then."""
+        return not self._eos_bits or any(words[place] & bit for place, bit in self._eos_bits)
 
     def asked_together(self) -> LLMatcher | None:
         """Return what is asked for a mask together with others; None where `allowed` must ask, which takes count."""
         return self._matcher.asked_together()
 
-    def answered_together(self, *, quick: bool) -> bool | None:
-        """Return whether the output may end here; None where what was asked so has failed. `quick` as above."""
-        return self._matcher.answered_together(quick=quick)
+    def answered_together(self, *, quick: bool, drafted: bool = False) -> bool | None:
+        """Return whether the output may end here; None where what was asked so has failed. `quick` as above.
+
+        drafted: masks behind drafted tokens were asked for, too.
+        """
+        return self._matcher.answered_together(quick=quick, drafted=drafted)
+
+    def abandoned(self) -> None:
+        """As of the matcher."""
+        self._matcher.abandoned()
 
     @property
     def may_draft(self) -> bool:
@@ -205,7 +223,7 @@ class RequestGrammar:
 
     @property
     def _stops_barred(self) -> bool:
-        return self.length < self._min_tokens
+        return bool(self._min_tokens) and self.length < self._min_tokens
 
 
 def _bits_of(tokens: Collection[int]) -> list[tuple[int, np.uint32]]:

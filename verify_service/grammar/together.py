@@ -60,37 +60,55 @@ class Together:
             if one is not None:
                 found.append((grammar, output, one))
         if len(found) > 1:
-            done, quick = self._timed(lambda executor: executor.consume_token_par([each for *_, each in found]))
+            tokens = [each for *_, each in found]
+            done, quick = self._timed(lambda executor: executor.consume_token_par(tokens), len(tokens))
             for (grammar, output, _), followed in zip(found, done or [False] * len(found), strict=True):
                 grammar.followed_together(output[-1], followed=followed, quick=quick)
 
-    def masks(self, grammars: Sequence[RequestGrammar], rows: WordRows, first: int) -> list[bool | None]:
+    def masks(
+        self, grammars: Sequence[RequestGrammar], rows: WordRows, first: int, chains: Sequence[Sequence[int]] = ()
+    ) -> list[bool | None]:
         """Ask where each of the grammars stands, which are different ones, for its mask, into `rows` from `first` on.
 
-        `rows` are uint32 [n, words], contiguous. Return of each whether the output is complete there, as
-        `RequestGrammar.allowed` takes it: None where that has to ask, as one that fails tells why there, and one that
-        is asked alone is counted there.
+        `rows` are uint32 [n, words], contiguous. chains: drafted tokens by grammar, none of which ends the output. The
+        masks behind each of them follow the grammar's own in `rows`, up to the first token that is not legal; what
+        comes behind that means nothing, nor do those of a grammar for which None is returned. Return of each whether
+        the output is complete where it stands, as `RequestGrammar.allowed` takes it: None where that has to ask, as one
+        that fails tells why there, and one that is asked alone is counted there.
         """
-        asked = [
-            (matcher, first + place)
-            for place, grammar in enumerate(grammars)
-            if (matcher := grammar.asked_together()) is not None
-        ]
         found: list[bool | None] = [None] * len(grammars)
-        if len(asked) < 2 or self._threads == 1:
+        if self._threads == 1:
             return found
-        place, size = rows.ctypes.data, rows.strides[0]
+        asked: list[tuple[int, LLMatcher, int, Sequence[int]]] = []
+        row = first
+        for place, (grammar, chain) in enumerate(zip(grammars, chains or [()] * len(grammars), strict=True)):
+            if (matcher := grammar.asked_together()) is not None:
+                asked.append((place, matcher, row, chain))
+            row += 1 + len(chain)
+        if row > len(rows):  # which llguidance does not look at
+            raise ValueError(f"{row} masks have no room in {len(rows)} rows")
+        drafted = [(matcher, row, [*chain]) for _, matcher, row, chain in asked if chain]
+        if len(asked) < 2 and not drafted:
+            return found
+        plain = [(matcher, row) for _, matcher, row, chain in asked if not chain]
+        memory = rows.ctypes.data, rows.strides[0], len(rows)
 
         def compute(executor: LLExecutor) -> bool:
-            executor.unsafe_compute_mask_ptr(asked, place, size, len(rows))
+            if plain:
+                executor.unsafe_compute_mask_ptr(plain, *memory)
+            if drafted:
+                executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *memory)
             return True
 
-        done, quick = self._timed(compute)
-        for _, row in asked if done else ():
-            found[row - first] = grammars[row - first].answered_together(quick=quick)
+        done, quick = self._timed(compute, len(plain) + sum(1 + len(chain) for *_, chain in drafted))
+        for place, _, _, chain in asked:
+            if done:
+                found[place] = grammars[place].answered_together(quick=quick, drafted=bool(chain))
+            elif chain:
+                grammars[place].abandoned()
         return found
 
-    def _timed(self, work: Callable[[LLExecutor], T]) -> tuple[T | None, bool]:
+    def _timed(self, work: Callable[[LLExecutor], T], questions: int) -> tuple[T | None, bool]:
         """Return what work gives, and whether it was quick; None where anything went wrong, with whomever."""
         begun = time.perf_counter()
         try:
@@ -102,7 +120,7 @@ class Together:
             if not is_panic(error):
                 raise
             return None, True
-        return done, time.perf_counter() - begun < SLOW_SECONDS
+        return done, time.perf_counter() - begun < SLOW_SECONDS * max(1.0, questions / self.size)
 
 
 @cache

@@ -100,6 +100,13 @@ class ModelRunner(Protocol[L]):
         """What a step that was just launched will leave for others to compute with; None where nothing stays there."""
         ...
 
+    def begin_masks(self, launched: L) -> None:
+        """Compute masks that the step just launched is to have, if there are any, before the loop does other work.
+
+        What `decide` leaves to be done there is done in any case; this makes it earlier.
+        """
+        ...
+
     def start_after(self, read: torch.cuda.Event) -> None:
         """The next step overwrites what somebody reads of an outcome until this event comes."""
         ...

@@ -149,6 +149,9 @@ class CpuModelRunner:
     def states(self, launched: CpuStepHandle) -> CapturedStates | None:
         return launched.states
 
+    def begin_masks(self, launched: CpuStepHandle) -> None:
+        """They were, in the pass."""
+
     def outcome(self, launched: CpuStepHandle) -> None:
         """No device has anything."""
 

@@ -16,13 +16,16 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.grammar.together import Together
 from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
-from verify_service.model_runner.masks_ahead import MasksAhead
+from verify_service.model_runner.masks_ahead import MaskPace, MasksAhead
 
 if TYPE_CHECKING:
+    from slipstream_kernels.models.gpu.batch.buckets import Bucket
     from slipstream_kernels.models.gpu.gpu_model import GpuModel, PassHandle
 
 _WORTH = 8
 """A second way to the device takes about as long as this part of a step."""
+_LEARNED = 0.2
+"""Weight of the newest step in what is known of times."""
 TOKENS = 66
 """Column of a ticket's results at which committed tokens begin."""
 
@@ -43,6 +46,13 @@ class GpuConstraint:
         words = -(-model.config.vocab_size // 32)
         self._room = model.mask_rows if self._able else np.empty((model.limits.max_running, words), np.uint32)
         self._together = Together.beside()
+        self._pace = MaskPace()
+        self._passes: dict[Bucket, float] = {}
+        """Seconds that passes of a shape take, by the device's clock."""
+        self._sending = 0.0
+        """Seconds from the last mask to the end of `send`."""
+        self._between = 0.0
+        """Seconds from `begin_masks` to `send`."""
         self.seconds = GrammarSeconds()
 
     def gives_masks(self, state: RequestState) -> bool:
@@ -58,11 +68,23 @@ class GpuConstraint:
         if not held:
             return None
         all_roots = self._able and any(grammar.strays for grammar in held)
-        return MasksAhead(deciding, self._room, self._together, all_roots=all_roots)
+        return MasksAhead(deciding, self._room, self._together, self._pace, all_roots=all_roots)
 
     def decides_again(self, ahead: MasksAhead | None) -> bool:
         """Whether `send` is to follow the launch."""
         return self._able and ahead is not None
+
+    def begin_masks(self, ticket: PassHandle, ahead: MasksAhead) -> None:
+        """Compute masks of roots, and of nodes with them, before `send`, between which the loop does other work."""
+        if not ahead.sent:
+            until = self._until(ticket, ahead)
+            ahead.compute(ticket.done, None if until is None else until - self._between, of_roots=True)
+            ahead.begun_at = time.perf_counter()
+
+    def _until(self, ticket: PassHandle, ahead: MasksAhead) -> float | None:
+        """By when masks are to be there so that they can be sent before the pass is over, as far as is known."""
+        expected = self._passes.get(ticket.bucket) if self._passes else None
+        return None if expected is None else ahead.launched_at + expected - self._sending
 
     def send(
         self,
@@ -75,35 +97,47 @@ class GpuConstraint:
     ) -> None:
         """Compute masks while the pass runs, and queue what they change behind it; once, other calls do nothing.
 
-        What is needed in any case is waited for, nothing else is. Not `patient`: of that, one batch is computed.
+        Roots whose masks are needed in any case are waited for, and those that have strayed lately, as a second way to
+        the device takes longer. Nothing else is: masks of nodes are begun only if they are expected to be there, and
+        sent, before the pass is over. Not `patient`: one batch is computed.
         """
         if ahead.sent:
             return
         ahead.sent = True
-        self.seconds.masks += ahead.compute(ticket.done if patient else lambda: ahead.taken > 0 or ticket.done())
+        if ahead.begun_at:
+            self._between += _LEARNED * (time.perf_counter() - ahead.begun_at - self._between)
+        over = ticket.done if patient else lambda: ahead.taken > 0 or ticket.done()
+        late_seconds = ahead.compute(over, self._until(ticket, ahead))
         if not self._able:
+            self.seconds.masks += late_seconds
             return
         began, late = time.perf_counter(), ticket.done()
-        ahead.finish()
+        ahead.finish(likely=True)
         rows = np.full(ahead.taken, -1, np.int32)
         for item, first in zip(deciding, first_rows, strict=True):
             if masked := ahead.rows_of(item):
                 rows[[*masked.values()]] = [first + row for row in masked]
+                ahead.sampled_anew += 0 if item.state.parameters.sampling.is_filtered else len(masked)
                 if is_penalised(item.state):
                     self._begin(item.state)  # its output counts are those before the step again
-        self._model.decide_again(ticket, rows if (rows >= 0).any() else rows[:0])
-        if late or ticket.done():
-            self.seconds.masks += time.perf_counter() - began
+        ahead.sampled = int((rows >= 0).sum())
+        self._model.decide_again(ticket, rows if ahead.sampled else rows[:0])
+        took = time.perf_counter() - began
+        self._sending += _LEARNED * (took - self._sending)
+        if ticket.times is None or not ahead.sampled:  # else the device's clock tells
+            self.seconds.masks += late_seconds + (took if late or ticket.done() else 0.0)
 
-    def results(self, ticket: PassHandle, deciding: Sequence[ScheduledRequest]) -> np.ndarray:
-        """Wait for the pass and, which counts as time for masks, for what follows it.
+    def results(self, ticket: PassHandle, ahead: MasksAhead, deciding: Sequence[ScheduledRequest]) -> np.ndarray:
+        """Wait for the pass and what follows it.
 
         Meanwhile grammars follow the output so far: those without masks need not do so once the tokens are there.
         """
         held = [
             (grammar, item.state.output_tokens)
             for item in deciding
-            if (grammar := item.state.grammar) is not None and not item.state.finished
+            if (grammar := item.state.grammar) is not None
+            and not item.state.finished
+            and not grammar.is_at(item.state.output_length)
         ]
         began, late = time.perf_counter(), ticket.done()
         self._together.follow(held)
@@ -111,11 +145,27 @@ class GpuConstraint:
             with suppress(Exception):  # told when the step is decided
                 grammar.follow_output(output)
         self.seconds.checks += late * (time.perf_counter() - began)
-        ticket.wait()
-        began = time.perf_counter()
+        if ticket.times is None:
+            ticket.wait()
+            began = time.perf_counter()
+            results = ticket.results()
+            self.seconds.masks += time.perf_counter() - began
+            return results
         results = ticket.results()
-        self.seconds.masks += time.perf_counter() - began
+        self._learn(ticket, ahead)
         return results
+
+    def _learn(self, ticket: PassHandle, ahead: MasksAhead) -> None:
+        """Take in what the device's clock tells of a pass that is over, and of what was queued behind it."""
+        if ticket.times is None:
+            return
+        busy, bucket = ticket.times.seconds().busy, ticket.bucket
+        self._passes[bucket] = busy + (1 - _LEARNED) * (self._passes.get(bucket, busy) - busy)
+        behind = ticket.again_seconds()
+        if behind is not None and ahead.sampled:
+            anew = ahead.sampled_anew / ahead.sampled
+            self.seconds.masks += behind.waited + anew * behind.busy
+            self.seconds.samples += (1 - anew) * behind.busy
 
     def follow(self, ticket: PassHandle, ahead: MasksAhead, decisions: list[VerifyResult]) -> None:
         """Decide anew what grammars have a say in: the device's path, as far as they follow it.

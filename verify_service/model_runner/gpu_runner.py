@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -185,8 +186,14 @@ class GpuModelRunner:
             ticket = self._model.launch(plan, partial(self._copies, items, routes, packed=packed), again=again)
         else:
             ticket = self._model.launch(plan, again=again)
+        if ahead is not None:
+            ahead.launched_at = time.perf_counter()
         self._places = {item.state: place for place, item in enumerate(deciding)}
         return GpuStepHandle(deciding, first_rows, ticket, items, self._boundaries, routes, ahead=ahead, packed=packed)
+
+    def begin_masks(self, launched: GpuStepHandle) -> None:
+        if launched.ahead is not None:
+            self._constraint.begin_masks(launched.ticket, launched.ahead)
 
     def outcome(self, launched: GpuStepHandle) -> DeviceStepResult:
         ticket, ahead = launched.ticket, launched.ahead
@@ -204,7 +211,7 @@ class GpuModelRunner:
             results = ticket.results()[: len(launched.deciding)]
         else:
             self._constraint.send(ticket, ahead, launched.deciding, launched.first_rows)
-            results = self._constraint.results(ticket, launched.deciding)[: len(launched.deciding)]
+            results = self._constraint.results(ticket, ahead, launched.deciding)[: len(launched.deciding)]
         decisions = launched.decisions
         counts = results[:, 0].tolist()
         most = max(counts, default=0)

@@ -56,7 +56,13 @@ class GrammarTrees:
         if not held:
             return
         began = time.perf_counter()
-        self._together.follow([(grammar, item.state.output_tokens) for item in held if (grammar := item.state.grammar)])
+        self._together.follow(
+            [
+                (grammar, item.state.output_tokens)
+                for item in held
+                if (grammar := item.state.grammar) and not grammar.is_at(item.state.output_length)
+            ]
+        )
         forced = [(item, tree) for item in held if (tree := self._forced(item)) is not None]
         if forced:
             self._attach(items, forced)
@@ -98,6 +104,8 @@ def _may_draft(state: RequestState) -> bool:
 
 def _catch_up(state: RequestState, grammar: RequestGrammar) -> bool:
     """Bring a grammar to its request's output; return whether it can be followed that far, and is begun."""
+    if grammar.is_at(state.output_length):
+        return True
     try:
         grammar.follow_output(state.output_tokens)
     except GrammarFailure:

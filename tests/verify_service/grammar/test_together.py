@@ -134,3 +134,73 @@ def test_the_same_goes_for_those_that_follow_a_token(
     monkeypatch.undo()
     assert follow(3) == [2, 2]
     assert follow(4) == [4, 4]
+
+
+def test_masks_behind_drafted_tokens_follow_those_of_their_grammars(tokenizer: GrammarTokenizer) -> None:
+    (a,), (b,) = (tokenizer.tokens.tokenize_str(letter) for letter in "ab")
+    asked = grammars(tokenizer, "[ab]{6}", "ab?", "x[0-9]*", "aba")
+    chains = [[a, b, a], [], [a, b], [a, b]]
+    room = rows(12)
+    assert Together(2).masks(asked, room, 1, chains) == [False] * 4
+    row = 1
+    for grammar, chain in zip(asked, chains, strict=True):
+        assert grammar.length == 0
+        for further in range(1 + len(chain)):
+            if further and not grammar.allows(chain[further - 1]):
+                break
+            if further:
+                grammar.step(chain[further - 1])
+            assert not grammar.may_be_complete(room[row + further])
+            expected = grammar.allowed().words.tolist()
+            grammar.go_back(0)
+            words = grammar.allowed(room[row + further], complete=False, further=further).words
+            assert words.tolist() == expected
+            for token in chain[:further]:
+                grammar.step(token)
+        grammar.go_back(0)
+        row += 1 + len(chain)
+    assert (room[0] == 0xFFFFFFFF).all() and (room[row:] == 0xFFFFFFFF).all()
+    with pytest.raises(ValueError, match="12 masks have no room in 11 rows"):
+        Together(2).masks(asked, rows(11), 1, chains)
+
+
+def test_the_models_end_is_in_each_mask_where_the_output_may_end(tokenizer: GrammarTokenizer) -> None:
+    (a,), (b,) = (tokenizer.tokens.tokenize_str(letter) for letter in "ab")
+    for expression, complete in (("ab?", [False, True, True]), ("(ab)*", [True, False, True]), ("", [True])):
+        one, other = grammars(tokenizer, expression, "b")
+        room = rows(8)
+        chain = [a, b][: len(complete) - 1]
+        assert Together(2).masks([one, other], room, 0, [chain, []]) == [complete[0], False]
+        assert [one.may_be_complete(room[row]) for row in range(len(complete))] == complete
+
+
+def test_what_fails_along_drafted_tokens_is_asked_without_them(tokenizer: GrammarTokenizer) -> None:
+    (a,), (b,) = (tokenizer.tokens.tokenize_str(letter) for letter in "ab")
+    for fails in (True, False):
+        sound, odd = grammars(tokenizer, "[ab]{6}", "[ab]{6}")
+        for grammar in (sound, odd):
+            grammar.follow_output([a])
+        before = odd._matcher._matcher
+        if fails:
+            odd._matcher._matcher = PanickingMatcher(before, lambda *_: False)  # type: ignore[assignment]
+        else:
+            before.consume_token(400)
+            assert before.is_error()
+        found = Together(2).masks([sound, odd], rows(6), 0, [[a, b], [b, a]])
+        assert found == ([None, None] if fails else [False, None])
+        assert odd.may_draft is fails, "only what trips a limit ends drafting"
+        for grammar in (sound, odd):
+            assert grammar.length == 1 and grammar.allowed().has(b)
+
+
+def test_many_masks_may_take_longer(tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    (a,) = tokenizer.tokens.tokenize_str("a")
+    clock = iter([0.0, 0.9, 0.0, 2.9, 0.0, 3.1])
+    monkeypatch.setattr(together, "SLOW_SECONDS", 1.0)
+    monkeypatch.setattr(together.time, "perf_counter", lambda: next(clock))
+    most = Together(2).size
+    for count, quick in ((2, True), (3 * most, True), (3 * most, False)):
+        asked = grammars(tokenizer, "a{300}", "a{300}")
+        chains = [[a] * (count // 2 - 1)] * 2
+        Together(2).masks(asked, rows(count), 0, chains)
+        assert (asked[0].asked_together() is not None) is quick

@@ -107,6 +107,7 @@ def test_a_grammar_that_cannot_be_asked_ends_its_own_path(
         raise OverflowError(len(tokens))
 
     monkeypatch.setattr(walk.grammar, "follow_output", overflow)
+    monkeypatch.setattr(walk.grammar, "is_at", lambda _: False)
     result = walk.run(dict.fromkeys(range(5), walk.a), {})
     assert result.path == ((), (NO_TOKEN,)) and "could not be asked" in result.failure
 

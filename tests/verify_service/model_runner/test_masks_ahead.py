@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, repeat
@@ -22,7 +23,7 @@ from verify_service.grammar.forced_texts import ForcedTexts
 from verify_service.grammar.matcher import GrammarFailure
 from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
 from verify_service.grammar.together import Together, WordRows
-from verify_service.model_runner.masks_ahead import MasksAhead
+from verify_service.model_runner.masks_ahead import MaskPace, MasksAhead
 
 GREEDY, FILTERED = SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=1.0, top_p=0.9, seed=1)
 
@@ -92,6 +93,9 @@ def test_what_is_needed_in_any_case_is_computed_at_last(tokenizer: GrammarTokeni
     ahead = MasksAhead([straying.item, filtered.item], *room())
     ahead.finish()
     assert sorted(ahead.of(filtered.item)) == [0] and not ahead.of(straying.item) and not ahead
+    ahead = MasksAhead([straying.item, filtered.item], *room())
+    ahead.finish(likely=True)
+    assert sorted(ahead.of(filtered.item)) == sorted(ahead.of(straying.item)) == [0] and not ahead
 
 
 def test_checked_tokens_have_masks_only_behind_illegal_ones(tokenizer: GrammarTokenizer) -> None:
@@ -140,7 +144,7 @@ def test_a_failure_leaves_its_row_without_a_mask(
 
 
 def test_masks_of_several_threads_are_the_same(tokenizer: GrammarTokenizer) -> None:
-    """Roots that are as urgent are asked for together, then one node of each request."""
+    """Roots that are as urgent are asked for together, each with its likeliest path, then one node of each request."""
     held = [Held(tokenizer, FILTERED) for _ in range(3)] + [Held(tokenizer, GREEDY) for _ in range(2)]
     held[3].grammar.end_step(strayed=True)
     expected = {}
@@ -155,7 +159,7 @@ def test_masks_of_several_threads_are_the_same(tokenizer: GrammarTokenizer) -> N
             for each in held
         ]
         assert [sorted(masks) for masks in found] == [[0, 1, 2, 4]] * 4 + [[0]]
-        assert rounds == (17 if threads == 1 else 6)
+        assert rounds == (17 if threads == 1 else 5)
         expected = expected or found
         assert found == expected
         rows = [row for each in held for row in ahead.rows_of(each.item).values()]
@@ -175,3 +179,93 @@ def test_a_row_without_a_choice_is_none_to_sample(tokenizer: GrammarTokenizer) -
     ahead = MasksAhead([held.item], *room())
     ahead.compute(lambda: False)
     assert sorted(ahead.rows_of(held.item)) == list(range(6)) and 6 in ahead.of(held.item)
+
+
+def chained(tokenizer: GrammarTokenizer, expression: str, letters: str, params: SamplingParams = FILTERED) -> Held:
+    """A request whose tree is a chain of these letters."""
+    held = Held(tokenizer, params)
+    compiled = _compiled(Grammar(regex=expression), tokenizer, ForcedTexts(tokenizer))
+    held.grammar = held.item.state.grammar = RequestGrammar(compiled, stops=(2,))
+    tokens = [tokenizer.tokens.tokenize_str(letter)[0] for letter in letters]
+    held.item = ScheduledRequest(held.item.state, 1, TokenTree.chain(tokens))
+    return held
+
+
+def test_masks_along_the_likeliest_path_come_with_that_of_the_root(tokenizer: GrammarTokenizer) -> None:
+    held = [chained(tokenizer, "abcabc", "abcabc"), chained(tokenizer, "[ab]{6}", "abxa")]
+    ahead = MasksAhead([each.item for each in held], *room(threads=3))
+    ahead.compute(stop_after(1).__next__)
+    assert [sorted(ahead.of(each.item)) for each in held] == [[0, 1, 2, 3, 4, 5], [0, 1, 2]], "behind these is an end"
+    for each in held:
+        tree = each.item.tree
+        assert tree is not None
+        for row, allowed in ahead.of(each.item).items():
+            assert same(allowed, each.late(*(tree.token_ids[node] for node in range(row))))
+        rows = ahead.rows_of(each.item)
+        assert all((ahead._room[rows[row]] == words).all() for row, (words, _) in ahead.of(each.item).items())
+
+
+def test_where_the_output_may_end_the_grammar_itself_is_asked(tokenizer: GrammarTokenizer) -> None:
+    held = [chained(tokenizer, "a(b(ab)?)?", "abab"), chained(tokenizer, "[ab]{6}", "ab")]
+    ahead = MasksAhead([each.item for each in held], *room(threads=3))
+    ahead.compute(stop_after(1).__next__)
+    assert sorted(ahead.of(held[0].item)) == [0], "the output is complete behind the first node"
+    ahead.compute(lambda: False)
+    held[0].grammar.follow_output([])
+    for row, allowed in ahead.of(held[0].item).items():
+        assert same(allowed, held[0].late(*held[0].item.tree.token_ids[:row]))  # type: ignore[union-attr]
+    assert sorted(ahead.of(held[0].item)) == [0, 1, 2, 3, 4]
+
+
+def test_nodes_get_no_mask_that_would_be_late(tokenizer: GrammarTokenizer) -> None:
+    for threads in (1, 3):
+        held = [chained(tokenizer, "[ab]{6}", "abab") for _ in range(2)]
+        ahead = MasksAhead([each.item for each in held], *room(threads))
+        ahead.compute(lambda: False, until=0.0)
+        assert [sorted(ahead.of(each.item)) for each in held] == [[0], [0]] and ahead, "roots are not asked about time"
+        ahead.compute(lambda: False, until=time.perf_counter() + 60)
+        assert [sorted(ahead.of(each.item)) for each in held] == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_a_chain_leaves_room_for_roots(tokenizer: GrammarTokenizer) -> None:
+    held = [chained(tokenizer, "[ab]{6}", "abab") for _ in range(3)]
+    straying = chained(tokenizer, "[ab]{6}", "abab", GREEDY)
+    straying.grammar.end_step(strayed=True)
+    everyone = [*held, straying]
+    ahead = MasksAhead([each.item for each in everyone], *room(threads=3, rows=8))
+    ahead.compute(lambda: False)
+    assert [sorted(ahead.of(each.item)) for each in everyone] == [[0, 1]] * 3 + [[0, 1]] and ahead.taken == 8
+
+
+def test_chains_are_not_asked_for_where_the_grammar_may_not_draft(tokenizer: GrammarTokenizer) -> None:
+    held = [chained(tokenizer, "[ab]{6}", "abab") for _ in range(2)]
+    held[0].grammar._matcher._compiled.may_draft = False
+    ahead = MasksAhead([each.item for each in held], *room(threads=3))
+    ahead.compute(lambda: False)
+    assert [sorted(ahead.of(each.item)) for each in held] == [[0], [0, 1, 2, 3, 4]]
+
+
+def test_ends_that_must_wait_are_no_rows_along_a_chain(tokenizer: GrammarTokenizer) -> None:
+    """The least length counts from where a node is, not from its root."""
+    for threads in (1, 3):
+        masks = []
+        for least in (0, 2, 4, 9):
+            held = Held(tokenizer, replace(FILTERED, max_tokens=9), min_tokens=least, stops=(2, held_b(tokenizer)))
+            held.item = ScheduledRequest(held.item.state, 1, TokenTree.chain([held.a] * 5))
+            ahead = MasksAhead([held.item, Held(tokenizer, FILTERED).item], *room(threads))
+            ahead.compute(lambda: False)
+            masks.append([ahead.of(held.item)[row].has(held.b) for row in range(6)])
+        assert masks == [[row >= least for row in range(6)] for least in (0, 2, 4, 9)]
+
+
+def held_b(tokenizer: GrammarTokenizer) -> int:
+    """The token of the letter."""
+    return int(tokenizer.tokens.tokenize_str("b")[0])
+
+
+def test_the_pace_is_learned() -> None:
+    pace = MaskPace()
+    for _ in range(40):
+        pace.learn(10, 1e-3)
+    pace.learn(0, 5.0)
+    assert pace.each == pytest.approx(1e-4, rel=0.01)

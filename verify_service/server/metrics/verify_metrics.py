@@ -182,7 +182,7 @@ class _Counters(Collector):
 
 
 def _grammar_metric(seconds: GrammarSeconds) -> Metric:
-    text = "Time that steps waited for grammars, by what of: drafts, checks or masks."
+    text = "Time that steps waited for grammars, by what of: drafts, checks, masks or samples."
     family = CounterMetricFamily("slipstream_grammar_seconds", text, labels=("part",))
     for part, value in asdict(seconds).items():
         family.add_metric((part,), value)
