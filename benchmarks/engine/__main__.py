@@ -221,11 +221,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.weights == OF_CONFIG and options.format:
         parser.error("argument --format: with --weights config the folder's quantization_config counts")
-    others = options.format is not None or options.weights == OF_CONFIG
+    others = options.format is not None or options.weights == OF_CONFIG or bool(shape_of(options).family)
     if options.sections is None:
         options.sections = names[:-1] if others else names
     if others and TRANSFORMERS in options.sections:
-        parser.error(f"argument --sections: {TRANSFORMERS} computes with bfloat16 weights of a shape alone")
+        parser.error(f"argument --sections: {TRANSFORMERS} computes with bfloat16 weights of a Llama's shape alone")
     if unknown := set(options.sections) - set(names):
         parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
     if unknown := set(options.modes) - set(MODES):

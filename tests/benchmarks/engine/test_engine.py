@@ -82,6 +82,14 @@ def test_unknown_sections_are_refused(tiny_model, tmp_path):
         options(tiny_model, tmp_path / "x.json", "plain,nothing")
 
 
+def test_transformers_computes_with_a_llamas_weights_alone(capsys):
+    assert engine.parse([]).sections[-1] == "transformers"
+    assert "transformers" not in engine.parse(["--shape", "llama-4-scout", "--format", "fp8"]).sections
+    with pytest.raises(SystemExit):
+        engine.parse(["--shape", "llama-4-scout", "--sections", "transformers"])
+    assert "bfloat16 weights of a Llama's shape alone" in capsys.readouterr().err
+
+
 def test_a_loop_has_room_for_what_its_sections_measure_and_no_more():
     large, small = Sizes().config(["plain", "batch", "verify"], 2048), Sizes().config(["prefill"], 512)
     assert (large.max_running, large.max_nodes, large.step_nodes) == (256, 64, 64 * 63)
