@@ -182,7 +182,12 @@ class GpuWeights:
         return weight_bytes(self.shard)
 
     def settled(self) -> GpuWeights:
-        """The same, of packed weights whose contents are there."""
+        """The same, of packed weights whose contents are there.
+
+        A device gets back what they were made in: memory is planned by what it has free.
+        """
+        if self.embedding.is_cuda:
+            torch.cuda.empty_cache()
 
         def of(weight: Weight) -> Weight:
             return weight.settled() if isinstance(weight, PackedWeight) else weight
