@@ -97,13 +97,13 @@ def coded_operands(
     kv_head: tl.tensor,
     head_stride: int,
     HEAD_DIM: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor | None, tl.tensor | None, tl.tensor | None]:
-    """Query and units as of `halved`, and where a KV head's scales begin; the query and None beside bfloat16 rows.
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Query and units as of `halved`, and where a KV head's scales begin; the query and anything beside bfloat16 rows.
 
     head_stride: elements from one head's codes to the next one's.
     """
     if key_scales is None:
-        return query, None, None, None
+        return query, query, query, query
     else:  # noqa: RET505  what does not compile must not be looked at
         first = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
         half, units = halved(query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slipstream_kernels.ops.gpu.attention_state import PLAIN
 from slipstream_kernels.ops.gpu.fp8_rows import numbers_of
 
 
@@ -73,19 +74,20 @@ def load_rows(
 
 @triton.jit
 def load_scales(
-    key_scales: tl.tensor | None,
-    value_scales: tl.tensor | None,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     slots: tl.tensor,
+    TILE: tl.constexpr,
     seen: tl.tensor | None = None,
     FRESH: tl.constexpr = False,
-) -> tuple[tl.tensor | None, tl.tensor | None]:
-    """float32 [BLOCK] each of the slots of one head's keys and values, zeros where not `seen`; None of bfloat16 rows.
+) -> tuple[tl.tensor, tl.tensor]:
+    """float32 [BLOCK] each of the slots of one head's keys and values, zeros where not `seen`; PLAIN, anything.
 
     They are read as one tensor, of no fewer numbers than a program of four warps has threads: of fewer a compiler has
     every thread read all those which its products need.
     """
-    if key_scales is None:
-        return None, None
+    if TILE == PLAIN:
+        return slots, slots
     else:  # noqa: RET505  what does not compile must not be looked at
         places = tl.join(key_scales + slots, value_scales + slots)
         if seen is None:

@@ -164,7 +164,7 @@ def _prefill_attention(
         for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
             position = start + tl.arange(0, _BLOCK)
             slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
-            k_scales, v_scales = load_scales(ks, vs, slots)
+            k_scales, v_scales = load_scales(ks, vs, slots, TILE)
             key = load_rows(keys, slots, HEAD_DIM, NUMBER=tl.float16)
             value = load_rows(values, slots, HEAD_DIM, NUMBER=tl.bfloat16)
             m, l, o, total_m, total_l, total_o = _with_block(

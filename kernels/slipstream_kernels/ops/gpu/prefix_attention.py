@@ -178,7 +178,7 @@ def _prefix_attention(
             for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
                 position = start + tl.arange(0, _BLOCK)
                 slots = paged_slots(pages, position, PAGE_SIZE)
-                k_scales, v_scales = load_scales(ks, vs, slots)
+                k_scales, v_scales = load_scales(ks, vs, slots, TILE)
                 key = load_rows(keys + head_offset, slots, HEAD_DIM, NUMBER=tl.float16)
                 value = load_rows(values + head_offset, slots, HEAD_DIM, NUMBER=tl.bfloat16)
                 products = block_products(query, key, CAP, TILE, units, k_scales)

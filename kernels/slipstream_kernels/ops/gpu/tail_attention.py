@@ -170,7 +170,7 @@ def _tail_attention(
     position = own_begin + tl.arange(0, _BLOCK)
     slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
     seen = position < end
-    k_scales, v_scales = load_scales(ks, vs, slots, seen, True)
+    k_scales, v_scales = load_scales(ks, vs, slots, TILE, seen, True)
     key = load_rows(keys, slots, HEAD_DIM, seen, True, tl.float16)
     value = load_rows(values, slots, HEAD_DIM, seen, True, tl.bfloat16)
     products = block_products(query, key, CAP, TILE, units, k_scales)
@@ -207,7 +207,7 @@ def _tail_attention(
         o = tl.load(o_in + column[:, None] * HEAD_DIM + dims[None, :], mask=held[:, None], other=0.0)
         position = begin + tl.arange(0, _BLOCK)
         slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
-        k_scales, v_scales = load_scales(ks, vs, slots)
+        k_scales, v_scales = load_scales(ks, vs, slots, TILE)
         key = load_rows(keys, slots, HEAD_DIM, NUMBER=tl.float16)
         value = load_rows(values, slots, HEAD_DIM, NUMBER=tl.bfloat16)
         products = block_products(query, key, CAP, TILE, units, k_scales)

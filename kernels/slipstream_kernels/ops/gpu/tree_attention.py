@@ -153,7 +153,7 @@ def _tree_attention(
     for start in tl.range(low, begin, _BLOCK, num_stages=STAGES):
         position = start + tl.arange(0, _BLOCK)
         slots = paged_slots(pages, position, PAGE_SIZE)
-        k_scales, v_scales = load_scales(ks, vs, slots)
+        k_scales, v_scales = load_scales(ks, vs, slots, TILE)
         key = load_rows(keys, slots, HEAD_DIM, NUMBER=tl.float16)
         value = load_rows(values, slots, HEAD_DIM, NUMBER=tl.bfloat16)
         products = block_products(query, key, CAP, TILE, units, k_scales)
@@ -179,7 +179,7 @@ def _tree_attention(
             position = begin + tl.arange(0, _BLOCK)
             slots = path_slots(pages, path, write_slots, position, prefix_length, leaf_end, PAGE_SIZE)
             seen = position < leaf_end
-            k_scales, v_scales = load_scales(ks, vs, slots, seen)
+            k_scales, v_scales = load_scales(ks, vs, slots, TILE, seen)
             key = load_rows(keys, slots, HEAD_DIM, seen, NUMBER=tl.float16)
             value = _finite(load_rows(values, slots, HEAD_DIM, seen, NUMBER=tl.bfloat16))
             products = block_products(query, key, CAP, TILE, units, k_scales)
@@ -194,7 +194,7 @@ def _tree_attention(
                 position += _BLOCK
                 slots = path_slots(pages, path, write_slots, position, prefix_length, leaf_end, PAGE_SIZE)
                 seen = position < leaf_end
-                k_scales, v_scales = load_scales(ks, vs, slots, seen)
+                k_scales, v_scales = load_scales(ks, vs, slots, TILE, seen)
                 key = load_rows(keys, slots, HEAD_DIM, seen, NUMBER=tl.float16)
                 value = _finite(load_rows(values, slots, HEAD_DIM, seen, NUMBER=tl.bfloat16))
                 products = block_products(query, key, CAP, TILE, units, k_scales)
