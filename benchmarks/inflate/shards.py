@@ -54,8 +54,8 @@ def write_weights(tensors: Tensors, folder: Path, shard_bytes: int = SHARD_BYTES
                 running.popleft().result()
             file = f"model-{len(set(weight_map.values())) + 1:05}.safetensors"
             weight_map.update(dict.fromkeys(shard, file))
-            if any(tensor.is_cuda for tensor in shard.values()):
-                torch.cuda.synchronize()  # writers copy on streams of their own
+            if (device := _device_of(shard)) is not None:
+                torch.cuda.synchronize(device)  # writers copy on streams of their own
             running.append(pool.submit(_save, shard, folder / file))
             shard, held = {}, 0
 
@@ -73,10 +73,14 @@ def write_weights(tensors: Tensors, folder: Path, shard_bytes: int = SHARD_BYTES
     (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def _device_of(shard: dict[str, torch.Tensor]) -> torch.device | None:
+    """The GPU that tensors lie on; None: the host's memory."""
+    return next((tensor.device for tensor in shard.values() if tensor.is_cuda), None)
+
+
 def _save(shard: dict[str, torch.Tensor], path: Path) -> None:
     """Write a file; the tensors on a device are let go one by one. Raises OSError."""
-    device = next((tensor.device for tensor in shard.values() if tensor.is_cuda), None)
-    if device is None:
+    if (device := _device_of(shard)) is None:
         on_host = {name: tensor.contiguous() for name, tensor in shard.items()}
     else:
         with torch.cuda.stream(torch.cuda.Stream(device)):

@@ -19,9 +19,10 @@ from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import R
 SHAPE = Shape(128, 2, 4, 2, 32, 160, 600, 512)
 
 
-def test_more_files_than_writers_hold_all_tensors(tmp_path: Path) -> None:
-    tensors = {f"t{i}": torch.full((3, 5), i, dtype=torch.bfloat16) for i in range(3 * WRITERS + 1)}
-    tensors["turned"] = torch.arange(12.0).view(3, 4).t()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_more_files_than_writers_hold_all_tensors(tmp_path: Path, device: str) -> None:
+    tensors = {f"t{i}": torch.full((3, 5), i, dtype=torch.bfloat16, device=device) for i in range(3 * WRITERS + 1)}
+    tensors["turned"] = torch.arange(12.0, device=device).view(3, 4).t()
     write_weights(iter(tensors.items()), tmp_path, shard_bytes=60)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     files = sorted({*index["weight_map"].values()})
@@ -29,7 +30,7 @@ def test_more_files_than_writers_hold_all_tensors(tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
     for file in files:
         for name, tensor in load_file(tmp_path / file).items():
-            assert index["weight_map"][name] == file and tensor.equal(tensors.pop(name))
+            assert index["weight_map"][name] == file and tensor.equal(tensors.pop(name).cpu())
     assert not tensors
 
 
