@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slipstream.bucket_counts import BucketCounts
 from verify_service.core.adapters import AdapterState
@@ -72,7 +72,7 @@ class LoopState:
     experts: ExpertOverlap | None = None
     """What steps of a mixture wake of its experts, which goes on; None of another model."""
     forecast: Forecast = field(default_factory=Forecast)
-    """What steps were expected to yield when their trees were asked for, which goes on."""
+    """What steps were expected to yield when their trees were asked for."""
 
 
 def snapshot(
@@ -114,5 +114,5 @@ def snapshot(
         grammar_seconds=epilogue.grammar_seconds,
         adapters=adapters,
         experts=epilogue.experts,
-        forecast=epilogue.forecast,
+        forecast=replace(epilogue.forecast),
     )

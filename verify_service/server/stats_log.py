@@ -52,4 +52,6 @@ class StatsLog:
             parts.append(f"acceptance length {tokens / steps:.2f}")
         if drafted:
             parts.append(f"accepted {accepted / drafted:.1%} of {drafted / seconds:.1f} drafted tokens/s")
+        if now.forecast.drafted_steps > before.forecast.drafted_steps:
+            parts.append(f"trees to make it {now.forecast.gain_since(before.forecast) or 1.0:.2f} x as fast")
         return ", ".join(parts)

@@ -29,3 +29,11 @@ class Forecast:
         self.seconds += seconds
         self.plain_tokens += requests
         self.plain_seconds += plain
+
+    def gain_since(self, before: Forecast) -> float | None:
+        """How many times as fast as plain decoding the steps since were to be; None where there were none."""
+        seconds, plain_seconds = self.seconds - before.seconds, self.plain_seconds - before.plain_seconds
+        tokens, plain_tokens = self.tokens - before.tokens, self.plain_tokens - before.plain_tokens
+        if self.steps == before.steps or seconds <= 0 or plain_seconds <= 0:
+            return None
+        return tokens / seconds * plain_seconds / plain_tokens

@@ -59,3 +59,6 @@ def test_sums() -> None:
     known.add(2, 0.5)
     known.add(2, 0.5, (5.0, 0.75))
     assert known == Forecast(2, 1, 7.0, 1.25, 4.0, 1.0)
+    assert known.gain_since(Forecast()) == pytest.approx(7 / 1.25 / 4)
+    assert known.gain_since(Forecast(1, 0, 2.0, 0.5, 2.0, 0.5)) == pytest.approx(5 / 0.75 * 0.5 / 2)
+    assert known.gain_since(known) is None
