@@ -18,6 +18,7 @@ T = 0 and with top-p. Columns, a step of so many requests or fewer, as answers e
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import threading
@@ -27,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final
 from unittest import mock
@@ -42,11 +44,13 @@ from benchmarks.host_cost.answering_device import (
     demo_tokenizer,
     held_jobs,
 )
+from benchmarks.host_cost.measure import YOUNG_OBJECTS
 from benchmarks.host_cost.parts import LOOP_THREAD, Part, split_by_part
 from benchmarks.lib.report import machine, markdown_table, write_json
 from benchmarks.local_engine.local_loop import EngineConfig, LocalLoop
 from verify_service.core.grammar_seconds import GrammarSeconds
-from verify_service.core.request import RequestKey
+from verify_service.core.request import RequestKey, StepOutput
+from verify_service.engine.sink import Sink
 from verify_service.engine.step_queue import StepQueue
 from verify_service.grammar.compiler import GrammarCompiler
 from verify_service.model_runner.gpu_constraint import GpuConstraint
@@ -127,6 +131,39 @@ class Calls:
             yield
 
 
+class Clients:
+    """A thread of Python that serves clients: it works so many seconds for each output that a loop delivers."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._outputs: SimpleQueue[int] = SimpleQueue()
+
+    def _serve(self) -> None:
+        while (outputs := self._outputs.get()) >= 0:
+            until = time.thread_time() + outputs * self._seconds
+            while time.thread_time() < until:
+                sum(range(100))
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Within it outputs of loops are served."""
+        deliver = Sink.deliver
+
+        def delivered(sink: Sink, outputs: list[StepOutput]) -> None:
+            deliver(sink, outputs)
+            if self._seconds and outputs:
+                self._outputs.put(len(outputs))
+
+        thread = threading.Thread(target=self._serve, name="clients")
+        thread.start()
+        try:
+            with mock.patch.object(Sink, "deliver", delivered):
+                yield
+        finally:
+            self._outputs.put(-1)
+            thread.join()
+
+
 def measure(
     model: AnsweringModel, loop: LocalLoop, jobs: Sequence[HeldJob], answers: Sequence[Sequence[int]],
     options: argparse.Namespace, calls: Calls, names: tuple[str, str],
@@ -134,6 +171,9 @@ def measure(
     """Costs of these requests, so many at a time."""
     run = _Run(model, loop, jobs, answers, options.requests)
     run.go(1)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
     model.second_ways, before, seconds, worked = 0, loop.loop.state(), _loop_seconds(), _worked(loop)
     with split_by_part(_PARTS) as split:
         run.go(options.rounds)
@@ -210,7 +250,7 @@ def main() -> None:
     answers = answers_to(jobs, grammars)
     config = EngineConfig(num_pages=64 * options.requests, max_running=options.requests, max_context=1024)
     costs = []
-    with cores(options.threads), calls.on_loops():
+    with cores(options.threads), calls.on_loops(), Clients(1e-6 * options.serving_us).serving():
         model = answering_model(config)
         model.strays, model.again_seconds, model.pass_factor = options.strays, 1e-4, options.pass_factor
         with answering_loop(model, config, grammars) as loop:
@@ -236,6 +276,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=8, help="llguidance's, whatever the machine has (8)")
     parser.add_argument("--strays", type=float, default=0.45, help="part of unmasked tokens that are illegal (0.45)")
     parser.add_argument("--pass-factor", type=float, default=1.4, help="times the made-up device's times (1.4)")
+    parser.add_argument(
+        "--serving-us", type=float, default=40.0, help="of a thread that serves clients, for each output (40)"
+    )
     parser.add_argument("--seed", type=int, default=21, help="of schemas (21)")
     parser.add_argument("--output", type=Path, help="file for the figures")
     return parser.parse_args()

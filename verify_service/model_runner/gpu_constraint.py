@@ -97,9 +97,8 @@ class GpuConstraint:
     ) -> None:
         """Compute masks while the pass runs, and queue what they change behind it; once, other calls do nothing.
 
-        Roots whose masks are needed in any case are waited for, and those that have strayed lately, as a second way to
-        the device takes longer. Nothing else is: masks of nodes are begun only if they are expected to be there, and
-        sent, before the pass is over. Not `patient`: one batch is computed.
+        Roots are waited for, as a second way to the device takes longer. Nothing else is: masks of nodes are begun only
+        if they are expected to be there, and sent, before the pass is over. Not `patient`: one batch is computed.
         """
         if ahead.sent:
             return
@@ -112,7 +111,7 @@ class GpuConstraint:
             self.seconds.masks += late_seconds
             return
         began, late = time.perf_counter(), ticket.done()
-        ahead.finish(likely=True)
+        ahead.finish(all_roots=True)
         rows = np.full(ahead.taken, -1, np.int32)
         for item, first in zip(deciding, first_rows, strict=True):
             if masked := ahead.rows_of(item):

@@ -135,9 +135,9 @@ class MasksAhead:
             self._pace.learn(self.taken - before, time.perf_counter() - began)
         return time.perf_counter() - began if began and is_over() else 0.0
 
-    def finish(self, *, likely: bool = False) -> None:
-        """Compute masks of roots that are needed in any case, or are `likely` to be; then none is left to compute."""
-        last = _LIKELY if likely else _NEEDED
+    def finish(self, *, all_roots: bool = False) -> None:
+        """Compute masks of roots that are needed in any case, or of all that are due; then none is left to compute."""
+        last = _POSSIBLE if all_roots else _NEEDED
         while self._due and self._due[0].node < 0 and self._due[0].rank <= last:
             self._compute_next(0)
         self._due.clear()
@@ -317,8 +317,8 @@ class MasksAhead:
 
 
 def _alike(one: _Due, other: _Due) -> bool:
-    """Whether both are roots that are as urgent, or both are nodes."""
-    return one.rank == other.rank if one.node < 0 or other.node < 0 else True
+    """Whether both are nodes, or roots that are needed in any case, or roots that may be."""
+    return (one.node < 0, one.rank == _NEEDED) == (other.node < 0, other.rank == _NEEDED)
 
 
 def _filters(item: ScheduledRequest) -> bool:

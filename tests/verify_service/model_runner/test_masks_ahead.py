@@ -94,7 +94,7 @@ def test_what_is_needed_in_any_case_is_computed_at_last(tokenizer: GrammarTokeni
     ahead.finish()
     assert sorted(ahead.of(filtered.item)) == [0] and not ahead.of(straying.item) and not ahead
     ahead = MasksAhead([straying.item, filtered.item], *room())
-    ahead.finish(likely=True)
+    ahead.finish(all_roots=True)
     assert sorted(ahead.of(filtered.item)) == sorted(ahead.of(straying.item)) == [0] and not ahead
 
 
@@ -159,7 +159,7 @@ def test_masks_of_several_threads_are_the_same(tokenizer: GrammarTokenizer) -> N
             for each in held
         ]
         assert [sorted(masks) for masks in found] == [[0, 1, 2, 4]] * 4 + [[0]]
-        assert rounds == (17 if threads == 1 else 5)
+        assert rounds == (17 if threads == 1 else 4)
         expected = expected or found
         assert found == expected
         rows = [row for each in held for row in ahead.rows_of(each.item).values()]
