@@ -189,6 +189,11 @@ class RequestGrammar:
             return AllowedTokens(words)
         return AllowedTokens(words, _lowest(words))
 
+    @property
+    def num_words(self) -> int:
+        """Of a mask."""
+        return -(-self._vocab_size // 32)
+
     def may_be_complete(self, words: Words) -> bool:
         """Whether the output may be complete where a matcher has given this mask, which has the model's ends then."""
         return not self._eos_bits or any(words[place] & bit for place, bit in self._eos_bits)

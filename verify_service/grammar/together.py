@@ -14,8 +14,8 @@ from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 from slipstream.panics import is_panic
-from verify_service.grammar.matcher import OUTPUT_EACH
-from verify_service.grammar.request_grammar import RequestGrammar
+from verify_service.grammar.matcher import OUTPUT_EACH, GrammarFailure
+from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -106,6 +106,17 @@ class Together:
                 found[place] = grammars[place].answered_together(quick=quick, drafted=bool(chain))
             elif chain:
                 grammars[place].abandoned()
+        return found
+
+    def allowed(self, grammars: Sequence[RequestGrammar]) -> list[AllowedTokens | None]:
+        """Ask where each of the grammars stands, which are different ones; None of one that is to be asked alone."""
+        rows = np.empty((len(grammars), grammars[0].num_words), np.uint32)
+        found: list[AllowedTokens | None] = []
+        for grammar, row, complete in zip(grammars, rows, self.masks(grammars, rows, 0), strict=True):
+            try:
+                found.append(None if complete is None else grammar.allowed(row, complete=complete))
+            except GrammarFailure:
+                found.append(None)
         return found
 
     def _timed(self, work: Callable[[LLExecutor], T], questions: int) -> tuple[T | None, bool]:

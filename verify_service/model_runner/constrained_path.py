@@ -21,6 +21,7 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.grammar.matcher import GrammarFailure, Words
 from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
+from verify_service.grammar.together import Together
 from verify_service.model_runner.masks_ahead import NO_MASKS, Masks
 
 _log = logging.getLogger(__name__)
@@ -100,6 +101,15 @@ class ConstrainedPath:
         mask itself decided, and the path is over.
         """
         return self._guarded(self._due) or []
+
+    @property
+    def lacking(self) -> RequestGrammar | None:
+        """The grammar where a path that waits has no mask for its next token, which is to be asked for it."""
+        return self._grammar if 1 + self._node not in self._masks else None
+
+    def give(self, allowed: AllowedTokens) -> None:
+        """The mask that it lacked."""
+        self._masks = {**self._masks, 1 + self._node: allowed}
 
     def settle(self, rows: Sequence[MaskedRow], tokens: Sequence[int]) -> bool:
         """Take tokens that were sampled at rows `due`, as far as the path comes to them; return as `begin` does."""
@@ -209,9 +219,11 @@ def decide(
     sample_masked: SampleMasked,
     seconds: GrammarSeconds,
     is_worth: Callable[[int], bool] = bool,
+    together: Together | None = None,
 ) -> list[VerifyResult]:
     """Walk all paths to their ends; rows that need masks are sampled together. Counts what that takes in `seconds`.
 
+    together: masks that several paths lack are computed so.
     Where only paths wait that may be cut, and so many are not worth it to sample again, they are: their next tokens
     come with the next step.
     """
@@ -223,6 +235,8 @@ def decide(
                 path.cut()
             break
         asked = time.perf_counter()
+        if together is not None:
+            _give_masks(waiting, together)
         due = [(path, rows) for path in waiting if (rows := path.due())]
         tokens = iter(sample_masked([*chain.from_iterable(rows for _, rows in due)]) if due else ())
         masks += time.perf_counter() - asked
@@ -231,3 +245,13 @@ def decide(
     seconds.masks += masks
     seconds.checks += time.perf_counter() - began - masks
     return results
+
+
+def _give_masks(paths: Sequence[ConstrainedPath], together: Together) -> None:
+    """Compute masks that paths lack; who gets none asks for it, and learns why."""
+    lacking = [(path, grammar) for path in paths if (grammar := path.lacking) is not None]
+    if len(lacking) < 2:
+        return
+    for (path, _), allowed in zip(lacking, together.allowed([grammar for _, grammar in lacking]), strict=True):
+        if allowed is not None:
+            path.give(allowed)

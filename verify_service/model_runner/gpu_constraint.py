@@ -191,7 +191,7 @@ class GpuConstraint:
         def is_worth(waiting: int) -> bool:
             return _WORTH * waiting >= len(decisions)
 
-        decided = decide([path for _, path in held], sample_masked, self.seconds, is_worth)
+        decided = decide([path for _, path in held], sample_masked, self.seconds, is_worth, self._together)
         for (place, _), decision in zip(held, decided, strict=True):
             decisions[place] = decision
 

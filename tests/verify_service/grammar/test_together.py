@@ -204,3 +204,11 @@ def test_many_masks_may_take_longer(tokenizer: GrammarTokenizer, monkeypatch: py
         chains = [[a] * (count // 2 - 1)] * 2
         Together(2).masks(asked, rows(count), 0, chains)
         assert (asked[0].asked_together() is not None) is quick
+
+
+def test_what_may_come_next_is_asked_of_many_at_once(tokenizer: GrammarTokenizer) -> None:
+    asked = grammars(tokenizer, "[ab]{6}", "a?", "x[0-9]*")
+    alone = [grammar.allowed().words.tolist() for grammar in asked]
+    found = Together(2).allowed(asked)
+    assert [None if allowed is None else allowed.words.tolist() for allowed in found] == alone
+    assert Together(1).allowed(asked) == [None] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,8 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.grammar.compiler import _compiled
 from verify_service.grammar.forced_texts import ForcedTexts
-from verify_service.grammar.request_grammar import RequestGrammar
+from verify_service.grammar.request_grammar import AllowedTokens, RequestGrammar
+from verify_service.grammar.together import Together
 from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
 
 GREEDY, FILTERED = SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=1.0, top_p=0.9, seed=1)
@@ -191,3 +193,39 @@ def test_what_a_root_would_have_got_without_its_mask_tells_whether_it_strays(tok
         path.note_unmasked(walk.a if token is None else token)
         decide([path], lambda _: pytest.fail("nothing is left to sample"), walk.seconds)
         assert walk.grammar.strays == strays
+
+
+@pytest.mark.parametrize("params", [GREEDY, FILTERED])
+def test_masks_that_several_paths_lack_are_asked_for_together(
+    tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch, params: SamplingParams
+) -> None:
+    """The same is decided; one whose question fails together asks it again alone."""
+    found, alone = [], []
+    allowed = RequestGrammar.allowed
+
+    def counted(grammar: RequestGrammar, *room: Any, **options: Any) -> AllowedTokens:
+        alone.append(options.get("complete") is None)
+        return allowed(grammar, *room, **options)
+
+    monkeypatch.setattr(RequestGrammar, "allowed", counted)
+    for threads in (1, 2):
+        walks = [Walk(tokenizer, params) for _ in range(3)] + [Walk(tokenizer, params, "a[ab]{2}")]
+        walks[1].grammar._matcher._masks_alone = True
+        paths = [
+            ConstrainedPath(walk.item, walk.grammar, 10 * place, {0: walk.a, 1: 400, 2: walk.a})
+            for place, walk in enumerate(walks)
+        ]
+        taken: list[MaskedRow] = []
+
+        def sample_masked(
+            rows: Sequence[MaskedRow], taken: list[MaskedRow] = taken, token: int = walks[0].a
+        ) -> list[int]:
+            taken += rows
+            return [token] * len(rows)
+
+        results = decide(paths, sample_masked, walks[0].seconds, together=Together(threads))
+        found.append([(result.path, result.failure) for result in results])
+        found.append([(each.row, each.words.tolist()) for each in sorted(taken, key=lambda each: each.row)])
+        assert not all(alone) if threads == 2 else all(alone)
+        alone.clear()
+    assert found[:2] == found[2:]
