@@ -22,7 +22,8 @@ NOBODYS = VOCAB - 1
 class Drafter(GpuEagleProposer):
     """Drafts as ever, then hands over trees of the answers themselves, wrong from some level on.
 
-    Keeps what it drafted, by the tokens that it followed, and counts the rounds behind passes.
+    Keeps what it drafted, by the tokens that it followed, and counts the rounds behind passes, and in these the trees
+    of sessions whose text was not computed before.
     """
 
     def __init__(self, folder: Path, target: Path) -> None:
@@ -44,7 +45,7 @@ class Drafter(GpuEagleProposer):
         """Whether trees are handed over while only the device knows them."""
         self.empty_every = 0
         """At which lengths of text a tree is empty."""
-        self.rounds = self.asked = self.behind = self.handed = self.emptied = self.taken = 0
+        self.rounds = self.asked = self.behind = self.handed = self.emptied = self.taken = self.caught_up = 0
         self.at_read: Callable[[], None] = lambda: None
         """Told, on the loop's thread, of each tree of a device that is read."""
         self.at_first: Callable[[Sequence[int]], None] = lambda _: None
@@ -70,7 +71,9 @@ class Drafter(GpuEagleProposer):
         del self.texts[session]
 
     def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> EnqueuedRound:
+        late = [each.row for each in requests if self._running[1][each.session].pending]
         enqueued = super().follow(requests, outcome)
+        self.caught_up += sum(row in enqueued.trees for row in late)
         self.behind += 1
         if self.behind == 1:
             self.at_first([request.session for request in requests])

@@ -64,7 +64,8 @@ class Committed(NamedTuple):
 
     `catch_up`: states of older tokens that its drafter lacks are to be sent, although no tree is wanted now.
     `haste` is that of the next step, as far as it is known. `verified`: the trees that these steps verified. `handed`:
-    the next step was launched with the tree that was promised behind the one which added the tokens.
+    the next step was launched with the tree that was promised behind the one which added the tokens. `behind`: the next
+    step does not wait for a tree, so that a drafter on the device is to draft behind that step alone.
     """
 
     key: RequestKey
@@ -77,6 +78,7 @@ class Committed(NamedTuple):
     haste: WaitUrgency = WaitUrgency.HURRIED
     verified: Sequence[VerifiedTree] = ()
     handed: bool = False
+    behind: bool = False
 
 
 class StateChunk(NamedTuple):
@@ -178,6 +180,10 @@ class DraftSource(Protocol):
         """Return whether any drafter may draft on the device behind a step under way."""
         ...
 
+    def drafts_behind(self, keys: Sequence[RequestKey]) -> bool:
+        """Return whether the drafters of all these requests would draft behind the next step, as far as is known."""
+        ...
+
     def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:
         """Enqueue drafting behind a step. Call after the step's launch, once `commit` told of the one before it."""
         ...
@@ -240,6 +246,9 @@ class NoDrafts:
         return None
 
     def drafts_on_device(self) -> bool:
+        return False
+
+    def drafts_behind(self, keys: Sequence[RequestKey]) -> bool:
         return False
 
     def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:

@@ -72,6 +72,9 @@ class GuardedSource:
     def drafts_on_device(self) -> bool:
         return _ask(self._source.drafts_on_device, self._neutral.drafts_on_device)
 
+    def drafts_behind(self, keys: Sequence[RequestKey]) -> bool:
+        return _ask(self._source.drafts_behind, self._neutral.drafts_behind, keys)
+
     def enqueue_draft(self, rows: Sequence[EnqueuedRequest], outcome: DeviceStepResult) -> EnqueuedDrafts:
         return _ask(self._source.enqueue_draft, self._neutral.enqueue_draft, rows, outcome)
 

@@ -34,6 +34,8 @@ from verify_service.hidden_states.device_ring_pool import QueueMemory
 
 _TAKES = (ops.await_word_reference, ops.take_trees_reference), (ops.await_word, ops.take_trees)
 """The twins, and the ops."""
+_MISSES = 2
+"""Deadlines in vain, in a row, from which on a drafter is left alone for a while."""
 _GENERATION = 0x7FFFFFFF
 """What of a generation a header has."""
 
@@ -57,6 +59,8 @@ class DeviceQueue:
         self.host_trees = torch.zeros(PARITIES, rows, TREE_WIDTH, dtype=torch.int32, pin_memory=pinned)
         self._number = 0
         self._backoff = self._not_before = 0.0
+        self._missed = 0
+        """Passes in a row whose word did not come in time."""
         self._verified: QueuedRound | None = None
         self._warm_up()
 
@@ -99,15 +103,16 @@ class DeviceQueue:
         return EnqueuedRound(() if read is None else (read,), trees)
 
     def allows(self, now: float) -> bool:
-        """Whether the drafter may be relied on: after a deadline in vain only once a back-off has ended.
+        """Whether the drafter may be relied on: after two deadlines in vain only once a back-off has ended.
 
-        now: time.monotonic(), in seconds.
+        One alone may be new requests, whose texts a drafter takes in first. now: time.monotonic(), in seconds.
         """
         return now >= self._not_before
 
     def on_word(self, now: float, *, in_time: bool) -> None:
         """The drafter has written a pass's word in time, or not."""
-        self._backoff = 0.0 if in_time else min(max(2 * self._backoff, FIRST_BACKOFF), LAST_BACKOFF)
+        self._missed = 0 if in_time else self._missed + 1
+        self._backoff = 0.0 if self._missed < _MISSES else min(max(2 * self._backoff, FIRST_BACKOFF), LAST_BACKOFF)
         self._not_before = now + self._backoff
 
     def note_verified(self, queued: QueuedRound) -> None:
@@ -119,6 +124,10 @@ class DeviceQueue:
         queued = self._verified
         row = None if queued is None else queued.row_of(stamp)
         return queued is not None and row is not None and queued.taken(row)
+
+    def has_row(self, stamp: Stamp) -> bool:
+        """Whether the round that the step under way was launched with has a row for this state, with a tree or not."""
+        return self._verified is not None and self._verified.row_of(stamp) is not None
 
     def verified(self) -> QueuedRound | None:
         """The round whose trees the step under way verifies, once."""

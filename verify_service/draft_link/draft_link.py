@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
@@ -35,7 +36,7 @@ from verify_service.draft_link.refusals import Refusal, Refusals
 from verify_service.draft_link.routing.draft_deadline import DraftDeadline
 from verify_service.draft_link.routing.handed_trees import MALFORMED, account
 from verify_service.draft_link.routing.link_pause import LinkPause
-from verify_service.draft_link.routing.on_device_drafts import follow
+from verify_service.draft_link.routing.on_device_drafts import follow, would_follow
 from verify_service.draft_link.routing.reply_handler import ReplyHandler
 from verify_service.draft_link.routing.routed_request import SlotRef, drafted_for
 from verify_service.draft_link.routing.router import DraftRouter
@@ -148,7 +149,8 @@ class DraftLink:
             refs, misses, malformed = account([self._router.current_slot(key) for key in wanted], now)
             _unused = [self._end(attachment, MALFORMED) for attachment in malformed]
             self._pick_up(refs)
-            longest = max_waits(refs, self._deadline, now, self._router.haste)
+            seconds = partial(self._deadline.seconds_for, haste=self._router.haste)
+            longest = max_waits(refs, seconds, now)
             awaited = [ref for ref in refs if ref and ref.attachment.epoch in longest and ref.slot.awaited]
             if waited := awaited:
                 until = now + max(longest[ref.attachment.epoch] for ref in awaited)
@@ -175,7 +177,7 @@ class DraftLink:
         """Have proposers draft behind a step under way, those of other processes where a step may wait for them."""
         with self._changed:
             refs = self._drafted(row.key for row in rows)
-            waits = max_waits(refs, self._deadline, now := self._clock(), self._router.haste)
+            waits = max_waits(refs, self._deadline.seconds_behind, now := self._clock())
             return follow(rows, refs, outcome, waits, now)
 
     def allow_device_trees(self, allowed: bool) -> None:
@@ -195,6 +197,13 @@ class DraftLink:
         """Whether a proposer drafts behind steps under way."""
         with self._changed:
             return any(each.drafts_behind and each.live for each in self._router.attachments.values())
+
+    def drafts_behind(self, keys: Sequence[RequestKey]) -> bool:
+        """Whether the drafters of all these requests would draft behind the next step, as far as is known."""
+        with self._changed:
+            refs = self._drafted(keys)
+            waits = max_waits(refs, self._deadline.seconds_behind, now := self._clock())
+            return len(refs) == len(keys) and all(would_follow(ref, waits, now) for ref in refs)
 
     def paused(self) -> bool:
         """Whether every attached drafter is unresponsive, so that commits are dropped."""

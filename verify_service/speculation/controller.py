@@ -65,6 +65,8 @@ class SpeculationController:
         """Whether the source took in the last step's commits."""
         self._told = False
         """Whether the last step had commits for the source."""
+        self._begins = False
+        """Whether the last step was decided without trees for the next one, as drafting was to begin behind that."""
 
     @property
     def grammar_seconds(self) -> float:
@@ -314,9 +316,13 @@ class SpeculationController:
                 state.draft.num_unsent_tokens += len(tokens)
             return
         commits: list[Committed] = []
-        self._tree_sizer.takes_whole, self._tree_sizer.rests_at_once = launched, False
+        self._tree_sizer.takes_whole = launched or self._source.drafts_on_device()
+        self._tree_sizer.rests_at_once = False
         depths = self._tree_sizer.depths([state for state, _ in drafted], running)
-        haste = haste_of([state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0], running)
+        asking = [state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0]
+        haste = haste_of(asking, running)
+        unawaited = launched or self._can_begin_behind(asking)
+        self._begins = unawaited and not launched
         for (state, tokens), depth in zip(drafted, depths, strict=True):
             draft = state.draft
             if draft.paused:
@@ -326,7 +332,7 @@ class SpeculationController:
             if not self._announce(state):
                 continue
             depth, key = 0 if state.num_output_placeholders and not launched else depth, state.key
-            draft.awaiting_tree = depth > 0 and not launched
+            draft.awaiting_tree = depth > 0 and not unawaited
             rows = self._tree_sizer.rows(state, depth, running)
             states = features.get(key)
             if draft.num_unsent_tokens:
@@ -338,12 +344,25 @@ class SpeculationController:
             verified, draft.unsent_verified = draft.unsent_verified, ()
             handed = launched and self._on_device.is_untold(key)
             length = len(state.tokens)
-            commits.append(Committed(key, tokens, length, rows, depth, states, catch_up, haste, verified, handed))
+            commits.append(
+                Committed(key, tokens, length, rows, depth, states, catch_up, haste, verified, handed, unawaited)
+            )
         # After a step with commits the source hears of the next one, be it of no more than that nobody wants anything.
         behind = self._source.commit(commits) if commits or self._told else ()
         self._told = bool(commits)
         for state, _ in drafted:
             state.draft.catching_up = state.draft.paused or state.key in behind
+
+    def _can_begin_behind(self, asking: Sequence[RequestState]) -> bool:
+        """Whether the next step is better a plain one, behind which a device drafts the first trees of these requests.
+
+        To wait for them would have the engine idle for a round with the host in between. One request alone would lose
+        a step's tree; and where none came of the last such step, these trees are asked for and waited for.
+        """
+        if len(asking) < 2 or self._begins or not self._source.drafts_on_device():
+            return False
+        free = all(state.grammar is None and not state.num_output_placeholders for state in asking)
+        return free and self._source.drafts_behind([state.key for state in asking])
 
     def end(self, state: RequestState, reason: FinishReason) -> None:
         """Report the end of a request that began with a proposer."""

@@ -77,6 +77,8 @@ class GoodputOptimizer:
         self._before_probe: dict[str, float] = {}
         """Chance of a level by proposer, as it was known when the last probe began."""
         self._presence = 1.0
+        self.takes_whole = False
+        """Whether steps verify trees as they are drafted."""
         self._nodes_per_level: dict[int, float] = {}
         """By how many bits the number of requests in the step has: the more there are, the fewer nodes pay."""
         self._memos = _Memo(), _Memo()
@@ -92,8 +94,9 @@ class GoodputOptimizer:
         return self._nodes_per_level.get(requests.bit_length(), at_first)
 
     def _rows_per_level(self, requests: int) -> float:
-        """What these nodes count as in the step's time."""
-        return self._rows(self.nodes_per_level(requests))
+        """What these nodes count as in the step's time: one a level at least, where trees are verified whole."""
+        nodes = self.nodes_per_level(requests)
+        return self._rows(max(1.0, nodes) if self.takes_whole and requests > 1 else nodes)
 
     def _rows(self, nodes: float) -> float:
         """What so many nodes of a level count as in the step's time."""

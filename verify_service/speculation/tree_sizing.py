@@ -17,7 +17,7 @@ SPARE, WHOLE_SPARE = 1.5, 1.25
 """Nodes asked for, over those that paid lately: where the host chooses among them, and where all are verified."""
 LITTLE_LESS = 0.75
 """Of the rows asked for last, what is still asked for as them."""
-CATCHING_UP = 0.01
+CATCHING_UP = 0.003
 """Steps that one request alone is held up by for each token whose states its drafter lacks, over what trees save."""
 
 
@@ -52,8 +52,6 @@ class TreeSizer:
         """Whether more requests run than a step has drafted rows."""
         self.is_profitable = True
         """Whether requests whose trees the optimizer sizes ask for any."""
-        self.takes_whole = False
-        """Whether steps take trees as they are, be they of many requests."""
         self.rests_at_once = False
         """Whether drafting was paused for the load that comes since trees were last asked for."""
 
@@ -99,7 +97,8 @@ class TreeSizer:
     def rows(self, state: RequestState, depth: int, running: int) -> int:
         """Rows of a tree of that depth, its root included: what trees have used so far, and some more.
 
-        A little less than before is not asked for: a round that was begun for as many would have to be cut.
+        A little less than before is not asked for: a round that was begun for as many would have to be cut. Where all
+        nodes are verified one too many for each request is not spared: it costs every one of them.
         """
         if depth <= 0:
             return 1
@@ -108,8 +107,10 @@ class TreeSizer:
         if not draft.adaptive:
             return most
         nodes = self._optimizer.nodes_per_level(running, max(1.0, AT_FIRST / max(1, running)))
-        spare = WHOLE_SPARE if self.takes_whole and running > 1 else SPARE
-        wanted = min(most, 1 + max(depth, ceil(spare * depth * nodes)))
+        if self.takes_whole and running > 1:
+            draft.requested_rows = min(most, 1 + max(depth, int(WHOLE_SPARE * depth * nodes)))
+            return draft.requested_rows
+        wanted = min(most, 1 + max(depth, ceil(SPARE * depth * nodes)))
         if not LITTLE_LESS * draft.requested_rows <= wanted <= draft.requested_rows <= most:
             draft.requested_rows = wanted
         return draft.requested_rows
@@ -126,6 +127,15 @@ class TreeSizer:
         if size not in self._weighed:
             self._weighed[size] = self._optimizer.would_pay(_candidate(state), expected)
         return self._weighed[size]
+
+    @property
+    def takes_whole(self) -> bool:
+        """Whether steps verify trees as they are drafted, be they of many requests."""
+        return self._optimizer.takes_whole
+
+    @takes_whole.setter
+    def takes_whole(self, whole: bool) -> None:
+        self._optimizer.takes_whole = whole
 
     @property
     def _num_warm(self) -> int:

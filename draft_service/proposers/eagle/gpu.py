@@ -135,11 +135,15 @@ class GpuEagleProposer(EagleBase):
         return ChainedDraftFuture(followed, wanted, requests, self._begin)
 
     def follow(self, requests: Sequence[FollowRequest], outcome: DevicePassResult) -> EnqueuedRound:
-        """Where tokens are penalised that were output, those of the pass itself are not yet."""
+        """Where tokens are penalised that were output, those of the pass itself are not yet.
+
+        Text that nobody has asked trees for, such as a new session's, is computed before, as far as one chunk goes.
+        """
         draft, sessions, _ = self._running
         if self._target_size > self.vocab_size or not draft.is_free:
             return EnqueuedRound()
         self._followed = None
+        self._catch_up([sessions[request.session] for request in requests])
         items: list[RoundItem] = []
         asked: list[tuple[int, int]] = []
         laid: dict[PagedSession, Laid] = {}
@@ -168,6 +172,16 @@ class GpuEagleProposer(EagleBase):
             for place, ((row, _), each) in enumerate(zip(asked, laid.values(), strict=True))
         }
         return EnqueuedRound(read, trees)
+
+    def _catch_up(self, asked: Sequence[PagedSession]) -> None:
+        """Compute the rows of text that wait, of sessions whose states are all there, one chunk's together at most."""
+        late: list[tuple[PagedSession, int]] = []
+        room = self._round.limits.chunk
+        for session in asked:
+            if 0 < session.pending <= room and session.is_complete and not session.is_full:
+                late.append((session, session.pending))
+                room -= session.pending
+        self._compute(late)
 
     def advance(self) -> bool:
         """Compute up to a chunk of rows of text, of sessions that wait with more of them than a round takes along.

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from draft_service.proposers.base import DraftRequest, Opening, Proposer, SessionRefusedError
+from draft_service.proposers.base import (
+    CompletedDraft,
+    DraftFuture,
+    DraftRequest,
+    Opening,
+    Proposer,
+    SessionRefusedError,
+)
 from draft_service.proposers.round_costs import MOST_SECONDS, ROUNDS, measure_rounds
 from slipstream_kernels.token_tree import TokenTree
 
@@ -102,3 +109,27 @@ def test_a_proposer_that_fails_is_offered_all_the_same(caplog: pytest.LogCapture
 
     assert not measured(Failing())
     assert "rounds of formula for 1 requests cannot be measured" in caplog.text
+
+
+class OnDevice(Formula):
+    """Its host takes a millisecond before the device begins, and as long after it has ended."""
+
+    follows, state_device = True, "cuda:0"
+
+    def begin(self, requests: Sequence[DraftRequest]) -> DraftFuture:
+        self.now += 1e-3
+        return _UnderWay(self, requests)
+
+
+class _UnderWay(CompletedDraft):
+    def wait(self, seconds: float) -> bool:
+        self.trees = self.proposer.propose(self.requests)
+        return True
+
+    def result(self) -> Sequence[TokenTree | None]:
+        self.proposer.now += 1e-3
+        return self.trees
+
+
+def test_of_rounds_behind_passes_the_device_s_part_counts_alone() -> None:
+    assert measured(OnDevice()) == pytest.approx(measured(Formula()))

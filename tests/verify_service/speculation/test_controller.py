@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -233,6 +234,53 @@ def test_a_request_in_a_step_under_way_asks_for_nothing() -> None:
     drafting_of(trees, memory, config).send_commits([(state, (1,)), (other, (1,))], 2)
     assert [(told.max_nodes, told.max_depth > 0) for told in trees.told] == [(1, False), (64, True)]
     assert (state.draft.awaiting_tree, other.draft.awaiting_tree) == (False, True)
+
+
+class Behind(Listener):
+    """Drafts behind steps for all requests but those in `without`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without: set[RequestKey] = set()
+
+    def drafts_on_device(self) -> bool:
+        return True
+
+    def drafts_behind(self, keys: Sequence[RequestKey]) -> bool:
+        return self.without.isdisjoint(keys)
+
+
+def test_drafting_for_many_begins_behind_a_plain_step_and_not_before_the_next() -> None:
+    trees = Behind()
+    config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+    memory = KVCacheManager(config, 512)
+    states = [decoding(config, memory, trees) for _ in range(2)]
+    drafting = drafting_of(trees, memory, config)
+
+    def asks(*, launched: bool = False) -> list[tuple[bool, bool]]:
+        drafting.send_commits([(state, (1,)) for state in states], 2, launched=launched)
+        told = trees.told[-2:]
+        assert [each.max_nodes > 1 for each in told] == [True, True]
+        return [(each.behind, state.draft.awaiting_tree) for each, state in zip(told, states, strict=True)]
+
+    assert asks() == [(True, False)] * 2
+    assert asks() == [(False, True)] * 2, "nothing came of the last try"
+    assert asks() == [(True, False)] * 2
+    assert asks(launched=True) == [(True, False)] * 2
+    assert asks() == [(True, False)] * 2
+    trees.without = {states[1].key}
+    drafting.send_commits([(state, (1,)) for state in states], 2, launched=True)
+    assert asks() == [(False, True)] * 2, "one would never get a tree"
+
+
+def test_drafting_for_one_request_alone_begins_before_the_next_step() -> None:
+    trees = Behind()
+    config = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+    memory = KVCacheManager(config, 512)
+    state = decoding(config, memory, trees)
+    drafting_of(trees, memory, config).send_commits([(state, (1,))], 1)
+    assert not trees.told[-1].behind
+    assert state.draft.awaiting_tree
 
 
 def test_a_source_that_did_not_listen_is_told_later_of_all_tokens_but_not_of_their_states() -> None:

@@ -316,3 +316,15 @@ def test_a_wait_in_which_the_drafter_catches_up_with_many_is_no_price() -> None:
     for _ in range(20):
         made.observe_wait(1.0, asked=1, arrived=1, levels=1)
     assert made.draft_time.seconds(1, 1, 1) > 10 * before
+
+
+def test_a_tree_that_is_verified_whole_has_a_node_a_level_at_least() -> None:
+    """Half of what was verified was not worth it: cut trees of three levels would pay, whole ones do not."""
+    made = budget([(1, 1, 1.0e-3), (16, 16, 1.0e-3), (16, 48, 1.9e-3), (16, 256, 9.0e-3)], wait=1e-6)
+    many = [DepthCandidate(accepted(0.6), 63)] * 16
+    for _ in range(100):
+        made.observe_nodes(16, nodes=1, depth=4)
+    cut = made.choose_depths(many, 16)
+    made.takes_whole = True
+    whole = made.choose_depths([*many], 16)
+    assert sum(cut) > sum(whole)

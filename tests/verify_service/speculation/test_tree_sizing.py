@@ -107,7 +107,7 @@ def test_the_source_is_told_whom_a_long_wait_would_hold_up() -> None:
     assert [{each.haste for each in told} for told in trees.told] == [{WaitUrgency.INSISTENT}, {WaitUrgency.HURRIED}]
 
 
-@pytest.mark.parametrize(("number", "left", "brought"), [(1, 8, True), (1, 6, False), (9, 64, True), (9, 62, False)])
+@pytest.mark.parametrize(("number", "left", "brought"), [(1, 3, True), (1, 2, False), (9, 19, True), (9, 18, False)])
 def test_states_are_brought_where_enough_is_left_of_requests(number: int, left: int, *, brought: bool) -> None:
     wishes, states = TreeSizer(budget(FREE), 32), requests(number)
     for state in states:
@@ -388,3 +388,16 @@ def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() 
     assert wishes.rows(state, 5, 1) == 6
     state.draft.max_nodes, state.draft.adaptive = 64, False
     assert wishes.rows(state, 5, 1) == 64
+
+
+def test_of_trees_that_are_verified_whole_no_node_is_asked_for_to_spare_unless_a_level_has_many() -> None:
+    made, (state, other) = budget(FREE), requests(2)
+    wishes = TreeSizer(made, 512)
+    wishes.takes_whole = True
+    state.draft.max_nodes = other.draft.max_nodes = 64
+    for _ in range(100):
+        made.observe_nodes(64, nodes=3, depth=3)
+        made.observe_nodes(4, nodes=12, depth=3)
+    assert wishes.rows(state, 3, 64) == 1 + 3
+    assert wishes.rows(state, 2, 64) == 1 + 2, "a little less is asked for at once"
+    assert wishes.rows(other, 3, 4) == 1 + 14

@@ -41,10 +41,15 @@ class CommitBatch:
                 feed.sent_until = features.end
         queue = self.attachment.queue
         handed = slot.has_handed_tree if queue is None else queue.has_handed(slot.stamp)
-        self.records.append(
-            Commit(slot.stamp, committed.token_ids, slot.max_nodes, slot.max_depth, states, rows, handed)
-        )
+        max_nodes = 1 if committed.behind and self._begins_behind(slot) else slot.max_nodes
+        self.records.append(Commit(slot.stamp, committed.token_ids, max_nodes, slot.max_depth, states, rows, handed))
         self.slots.append(slot)
+
+    def _begins_behind(self, slot: Slot) -> bool:
+        """Whether a slot's drafter has yet to draft behind a step: what it did behind the last one, it answers."""
+        queue = self.attachment.queue
+        drafted = slot.has_handed_tree if queue is None else queue.has_row(slot.stamp)
+        return not (drafted or slot.passed_over) and self.attachment.may_follow(slot)
 
     def put(self) -> bool:
         """Queue the message, without states' bytes if these do not fit; False if it does not fit either way."""

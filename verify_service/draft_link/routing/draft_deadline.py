@@ -65,6 +65,16 @@ class DraftDeadline:
         most = self._reach if insists else min(self._reach, self._worth(mean_accepted))
         return max(least, min(MARGIN * usual, most)) if usual <= most else least
 
+    def seconds_behind(self, mean_accepted: float, usual: float | None = None) -> float:
+        """As `seconds_for`, of trees that a step under way has rows for already.
+
+        Without trees these rows are computed in vain: a wait is worth what the tokens are that trees bring.
+        """
+        if self._share is None:
+            return self.seconds_for(mean_accepted, usual)
+        brings = SAVED_SHARE * mean_accepted * self._usually if self._plain else 0.0
+        return min(self._limit, max(self.seconds, brings))
+
     def _worth(self, mean_accepted: float) -> float:
         """What trees that bring so much save, as far as a step may wait for that; 0 before that is known."""
         if not (self._plain and mean_accepted > 0.0):

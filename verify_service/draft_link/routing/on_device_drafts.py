@@ -41,11 +41,7 @@ def follow(
     for ref in refs:
         attachment, slot = ref.attachment, ref.slot
         row = None if slot.key is None else by_key.get(slot.key)
-        if row is None or slot.max_nodes <= 1 or not attachment.may_follow(slot):
-            continue
-        if (queue := attachment.queue) is not None and (
-            attachment.epoch not in waits or slot.passed_over or not queue.allows(now)
-        ):
+        if row is None or slot.max_nodes <= 1 or not would_follow(ref, waits, now):
             continue
         for each in row.spans:
             if each.reader is slot.feed and each.first == slot.feed.sent_until:
@@ -74,6 +70,15 @@ def follow(
             if tree is not None and fits:
                 trees[keys[value.row]] = tree
     return EnqueuedDrafts(read, trees)
+
+
+def would_follow(ref: SlotRef, waits: Mapping[int, float], now: float) -> bool:
+    """Whether a slot's drafter can draft behind a step, and is relied on for that; `waits` and `now` as of `follow`."""
+    attachment, slot = ref.attachment, ref.slot
+    if not attachment.may_follow(slot):
+        return False
+    queue = attachment.queue
+    return queue is None or (attachment.epoch in waits and not slot.passed_over and queue.allows(now))
 
 
 def _enqueue(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Condition
 
-from verify_service.core.draft_source import WaitUrgency
 from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.routing.draft_deadline import DraftDeadline
 from verify_service.draft_link.routing.routed_request import SlotRef
 
 _log = logging.getLogger(__name__)
@@ -20,13 +18,16 @@ TURN_SECONDS = 0.0002
 
 
 def max_waits(
-    refs: Sequence[SlotRef | None], deadline: DraftDeadline, now: float, haste: WaitUrgency = WaitUrgency.HURRIED
+    refs: Sequence[SlotRef | None], deadline: Callable[[float, float | None], float], now: float
 ) -> dict[int, float]:
-    """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all."""
+    """How many seconds a step may wait for each attachment, by epoch: for those alone that it waits for at all.
+
+    deadline: seconds for trees that bring so many tokens in the mean, and usually take so many seconds.
+    """
     by_proposer = {id(ref.slot.stats): (ref.attachment, ref.slot.stats) for ref in refs if ref is not None}
     longest: dict[Attachment, float] = {}
     for attachment, stats in by_proposer.values():
-        seconds = deadline.seconds_for(stats.mean_accepted, stats.answers.usual, haste)
+        seconds = deadline(stats.mean_accepted, stats.answers.usual)
         longest[attachment] = max(longest.get(attachment, 0.0), seconds)
     return {
         attachment.epoch: seconds

@@ -97,3 +97,12 @@ def test_before_any_plain_step_nothing_is_known_to_be_saved() -> None:
 
 def test_a_limit_that_is_set_is_kept_to() -> None:
     assert measured(plain=0.004, drafted=0.005, limit=0.002, share=None).seconds_for(5.0) == 0.002
+
+
+def test_rows_that_are_launched_already_are_worth_a_wait_for_all_that_trees_bring() -> None:
+    deadline = measured(plain=0.004, drafted=0.020)
+    assert deadline.seconds_behind(2.0) == pytest.approx(0.006)
+    assert deadline.seconds_behind(0.0) == deadline.seconds == pytest.approx(0.001)
+    assert deadline.seconds_behind(50.0) == 0.02
+    assert DraftDeadline(0.02, 0.25).seconds_behind(2.0) == pytest.approx(0.001), "no plain step is known"
+    assert measured(plain=0.004, drafted=0.005, limit=0.002, share=None).seconds_behind(5.0) == 0.002

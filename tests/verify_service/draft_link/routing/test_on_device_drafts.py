@@ -141,6 +141,15 @@ def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
 
 
 @SEEDED
+def test_requests_that_begin_beside_others_are_drafted_for_behind_the_step_under_way(
+    twins: Target, head: Path, tiny_model: Path, work
+) -> None:
+    drafter = Drafter(head, tiny_model)
+    assert run(twins, drafter, work, 0, follows=True) > 20
+    assert drafter.caught_up > 0, "nobody asked for trees of their text before"
+
+
+@SEEDED
 def test_a_tree_that_a_step_has_from_its_promise_is_no_reply_as_well(
     twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
