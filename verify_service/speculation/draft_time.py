@@ -18,8 +18,11 @@ _STALE, KEPT_WAITS = 64, 2
 """Steps without a wait of a size after which no more than its latest so many count beside new ones."""
 _CHANGED = 2.0
 """Times what was known of a size, or less by so many times, that say that the drafter is another now."""
-_FIRST_USES, _CAPTURE = 2, 10.0
-"""Of a size and levels, for which a drafter may capture a graph: these do not count from so many times the guess on."""
+_FIRST_USES, _CAPTURE, _CAPTURE_BEHIND = 2, 10.0, 2.0
+"""Of a size and levels, for which a drafter may capture a graph: these do not count from so many times the guess on.
+
+Behind a pass, which has more sizes and a graph of each, from fewer: the first one would be the last for long.
+"""
 _GUESS = 0.06
 """Passes of one request that a level takes by a drafter that does not say: of a head of one layer."""
 
@@ -186,7 +189,8 @@ class DraftTimeModel:
             return
         size = _size(asked, running)
         uses = self._uses[size, levels] = self._uses.get((size, levels), 0) + 1
-        if uses <= _FIRST_USES and seconds > _CAPTURE * self.seconds(asked, running, levels):
+        guess = self.seconds(asked, running, levels)
+        if uses <= _FIRST_USES and seconds > (_CAPTURE_BEHIND if behind else _CAPTURE) * guess:
             return
         told, (expected,) = self._expected(asked, running, (levels,))
         if told and not came and seconds < self.seconds(asked, running, levels):

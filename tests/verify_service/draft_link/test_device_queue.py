@@ -286,8 +286,11 @@ def test_whatever_a_drafter_writes_tokens_are_those_of_plain_decoding(
     if attack in (counts_beyond, noise):
         assert state.malformed > 0
         assert attachment.ended is not None
-    if attack in (never, wrong_word, fails):
+    if attack in (never, fails):
         assert words.count(False) == 2, "two deadlines, and then nothing"
+    if attack is wrong_word:
+        assert 1 <= words.count(False) <= 2, "it is that of a later pass, which has no trees then"
+    if attack in (never, wrong_word, fails):
         assert state.misses > 0
     if attack is word_without_data:
         assert (state.misses, state.malformed) == (0, 0)

@@ -50,6 +50,18 @@ def test_what_is_captured_at_first_is_not_the_price_but_what_stays_is() -> None:
     assert seconds(model, 1) == pytest.approx(1.0)
 
 
+def test_behind_passes_the_first_uses_of_a_size_do_not_outweigh_what_is_known() -> None:
+    model = model_of((1, 1e-3))
+    before = seconds(model, 64)
+    for _ in range(2):
+        model.count_step()
+        model.observe(3 * before, asked=64, running=64, levels=2, behind=True)
+        assert seconds(model, 64) == pytest.approx(before)
+    model.count_step()
+    model.observe(3 * before, asked=64, running=64, levels=2, behind=True)
+    assert seconds(model, 64) == pytest.approx(3 * before)
+
+
 def test_of_waits_seen_long_ago_few_outlive_new_ones() -> None:
     recent, old = (model_of(*[(1, 2e-3)] * 13, steps=steps) for steps in (0, 100))
     for model in (recent, old):
