@@ -98,6 +98,9 @@ def test_masks_lead_along_another_path(model: GpuModel) -> None:
     found = walks(ticket.results())
     best = 7 if logits[17, 7] >= logits[17, 9] else 9
     assert found[:2] == plain[:2] and found[2] == ([1, 3, 4], [41, 43, 44, best])
+    behind = ticket.again_seconds()
+    assert (behind is None) == (ticket.times is None), "only a device has a clock"
+    assert behind is None or behind.busy > 0.0
     before = ticket.unmasked()
     assert before is not None and walks(before)[:2] == plain[:2]
     states = ticket.states()
