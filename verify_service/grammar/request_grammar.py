@@ -126,11 +126,12 @@ class RequestGrammar:
         matcher = self._matcher.asked_together(to_follow=True) if len(self._path) == len(new) - 1 else None
         return None if matcher is None else (matcher, new[-1])
 
-    def followed_together(self, token: int, *, followed: bool, quick: bool) -> None:
-        """That matcher has `followed` the token, or failed; not `quick`: it may be the one that took long."""
-        self._matcher.followed_together(token, followed=followed, quick=quick)
+    def followed_together(self, tokens: Sequence[int], *, followed: bool, quick: bool) -> None:
+        """That matcher has `followed` the last token, or failed; not `quick`: it may be the one that took long."""
+        self._matcher.followed_together(tokens[-1], followed=followed, quick=quick)
         if followed:
-            self._path.append(token)
+            self._output = len(tokens)
+            self._path.clear()
 
     @property
     def forced_texts(self) -> ForcedTexts:

@@ -63,7 +63,7 @@ class Together:
             tokens = [each for *_, each in found]
             done, quick = self._timed(lambda executor: executor.consume_token_par(tokens), len(tokens))
             for (grammar, output, _), followed in zip(found, done or [False] * len(found), strict=True):
-                grammar.followed_together(output[-1], followed=followed, quick=quick)
+                grammar.followed_together(output, followed=followed, quick=quick)
 
     def masks(
         self, grammars: Sequence[RequestGrammar], rows: WordRows, first: int, chains: Sequence[Sequence[int]] = ()
