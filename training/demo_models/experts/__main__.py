@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from slipstream.packages import child_environment
+from training.common.attention_masks import dense_mask
 from training.common.mixture_model import MixtureLM
 from training.common.model import initialise
 from training.demo_models.data import batches, to_corpus
@@ -82,7 +83,7 @@ def busy(model: MixtureLM, heldout: Documents, options: MixtureOptions) -> Tenso
     corpus = to_corpus(heldout, 1.0, options.device)
     order = torch.arange(len(heldout.lengths)).numpy()
     batch = next(iter(batches(corpus, order, 8, options.recipe.row_length, 0.0, 0, keep_last=True)))
-    return model.shares(batch.tokens, mask_of(batch.documents)).cpu()
+    return model.shares(batch.tokens, dense_mask(batch.documents)).cpu()
 
 
 def run(options: MixtureOptions) -> None:
@@ -116,6 +117,7 @@ def run(options: MixtureOptions) -> None:
         reserve = POLISH_RESERVE * options.recipe.head_seconds
         training.polish(documents, sources, stops, has_time=lambda: seconds_left(options, progress) >= reserve)
     target = frozen_copy(training.model)
+    del training
     export(target, tokenizer, folder)
     assert isinstance(target, MixtureLM)
     progress.results["heldout"] = heldout_report(target, heldout, options.recipe.row_length, options.device)
@@ -140,8 +142,9 @@ def run(options: MixtureOptions) -> None:
         )
     progress.say(f"{len(said.answers)} answers, {sum(map(len, said.answers)) / 1e6:.1f} M tokens")
     with progress.phase("states"):
-        source, test = features(target, folder, said), features(target, folder, kept)
-    del training
+        test = features(options, progress, target, folder, kept)
+        source = features(options, progress, target, folder, said)
+    progress.results["states"] = {"sequences": len(source), "tokens": sum(source.lengths)}
     with progress.phase("head"):
         manifest = train_head(options, progress, source, test)
     shutil.copytree(options.work / "head" / "head", options.output / HEAD_NAME, dirs_exist_ok=True)

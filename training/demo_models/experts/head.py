@@ -15,7 +15,8 @@ from training.demo_models.mixture import PROMPT_PASSES
 from training.demo_models.prepare import Documents
 from training.demo_models.progress import Progress
 from training.demo_models.sampler import generate
-from training.demo_models.tool_use.head import BOUNDARIES, MemoryFeatures, run, states_of
+from training.demo_models.states import BOUNDARIES, lengths_of, room_for_states, states_of
+from training.demo_models.tool_use.head import MemoryFeatures, run
 from training.demo_models.tool_use.learn import Answered
 from training.fit.settings import FitSettings
 
@@ -61,14 +62,26 @@ def answered(
             target, prompts[part], warmth[part], recipe.answer_tokens, stops, seed + first, hot_tokens=hot[part]
         )
         portion = progress.elapsed - began
-        if seconds_left(options, progress) - recipe.head_seconds < (3 + first / PORTION) * portion:
+        if seconds_left(options, progress) - recipe.head_seconds - LAST_SECONDS < (3 + first / PORTION) * portion:
             break
     return Answered(list(prompts[: len(answers)]), answers, [False] * len(answers))
 
 
-def features(target: CausalLM, folder: Path, said: Answered) -> MemoryFeatures:
-    """States of what the target says, which is exported in `folder`."""
-    return MemoryFeatures(folder, target.shape.hidden_size, said, states_of(target, said))
+def features(
+    options: MixtureOptions, progress: Progress, target: CausalLM, folder: Path, said: Answered
+) -> MemoryFeatures:
+    """States of what the target says, which is exported in `folder`.
+
+    They are of fewer sequences where more would leave the head less than its seconds, or where a GPU has no room.
+    """
+    room, reserve = room_for_states(target.cos.device), options.recipe.head_seconds + LAST_SECONDS
+    began = progress.elapsed
+    states = states_of(target, said, lambda held: held < room and seconds_left(options, progress) > reserve)
+    tokens = sum(lengths_of(states.answered))
+    rate = tokens / max(1e-6, progress.elapsed - began)
+    there = f"{len(states.places)} of {len(said.answers)} sequences"
+    progress.say(f"states of {there}, {tokens / 1e6:.2f} M tokens ({rate / 1e6:.3f} M tokens/s)")
+    return MemoryFeatures(folder, states)
 
 
 def head_settings(options: MixtureOptions, steps: int) -> FitSettings:

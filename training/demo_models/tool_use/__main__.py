@@ -28,9 +28,10 @@ from training.demo_models.export import export, load
 from training.demo_models.pretrain import DRAFT_NAME, TARGET_NAME
 from training.demo_models.progress import Progress
 from training.demo_models.sampler import generate
+from training.demo_models.states import room_for_states, states_of
 from training.demo_models.target import frozen_copy
 from training.demo_models.tokenizer import chat_prompt, stop_ids
-from training.demo_models.tool_use.head import MemoryFeatures, first_of, head_settings, measured, run, states_of
+from training.demo_models.tool_use.head import MemoryFeatures, first_of, head_settings, measured, run
 from training.demo_models.tool_use.install import HEAD_NAME, install
 from training.demo_models.tool_use.judge import cases, judged
 from training.demo_models.tool_use.learn import (
@@ -163,15 +164,14 @@ class Stages:
         )
 
     def features(self, model: CausalLM, folder: Path, said: Answered) -> MemoryFeatures:
-        """States of what a target says."""
-        return MemoryFeatures(folder, model.shape.hidden_size, said, states_of(model, said))
+        """States of what a target says, or of as much of it as a GPU has room for."""
+        room = room_for_states(model.cos.device)
+        return MemoryFeatures(folder, states_of(model, said, lambda held: held < room))
 
     def head(self, target: CausalLM, said: Answered) -> None:
         """The EAGLE-3 head, taught and exported, with what the old one is worth on the new target."""
         options, recipe, work = self.options, self.options.recipe, self.options.work
         start = options.models / HEAD_NAME
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         with self.progress.phase("states"):
             source = self.features(target, work / TARGET_NAME, first_of(said, recipe.head_tokens))
             heldout = self.heldout(target, work / TARGET_NAME)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.common.model import CausalLM, Mask
-from training.demo_models.sampler import groups
+from training.demo_models.states import BOUNDARIES, States, chosen_of, lengths_of
 from training.demo_models.tool_use.learn import Answered
 from training.demo_models.tool_use.settings import Options
 from training.features.source import FeatureSequence, TokenSequence
@@ -21,24 +20,22 @@ from training.fit.parallel import world
 from training.fit.run import fit
 from training.fit.settings import FitSettings, RunOptions
 
-BOUNDARIES: Final = (2, 5, 8, 9)
-PASS_TOKENS: Final = 65_536
-
 
 class MemoryFeatures:
     """A FeatureSource over sequences whose states are in memory. Its fingerprint knows of no weights."""
 
     readers: Final = 4
 
-    def __init__(self, model: Path, hidden_size: int, answered: Answered, states: Tensor) -> None:
-        """states: bfloat16 [tokens of all sequences, boundaries * hidden_size]."""
+    def __init__(self, model: Path, states: States) -> None:
+        """model: folder of the target."""
+        answered, part = states.answered, states.parts[0]
         self.model = model
         self.boundaries = BOUNDARIES
-        self.hidden_size = hidden_size
+        self.hidden_size = part.shape[1] // len(BOUNDARIES)
         self.lengths: Sequence[int] = lengths_of(answered)
         self.asked_at: list[float] = []
         self._answered, self._states = answered, states
-        self._starts = np.cumsum([0, *self.lengths])
+        self._stream = torch.cuda.Stream(part.device) if part.is_cuda else None
         digest = hashlib.sha256(str(model).encode())
         for prompt, answer in zip(answered.prompts, answered.answers, strict=True):
             digest.update(np.asarray(prompt, dtype=np.int32).tobytes() + np.array(answer, dtype=np.int32).tobytes())
@@ -57,54 +54,35 @@ class MemoryFeatures:
 
     def __getitem__(self, index: int) -> FeatureSequence:
         """See FeatureSource."""
-        return self.tokens(index).with_states(self._states[self._starts[index] : self._starts[index + 1]])
+        return self._fetched([index])[0]
 
     def batch(self, indices: Sequence[int]) -> list[FeatureSequence]:
         """See FeatureSource. `asked_at` keeps when it was called, which is once a step."""
         self.asked_at.append(time.perf_counter())
-        return [self[index] for index in indices]
+        return self._fetched(indices)
 
+    def _fetched(self, indices: Sequence[int]) -> list[FeatureSequence]:
+        found = self._on_host([self._states.of(index) for index in indices])
+        return [self.tokens(index).with_states(states) for index, states in zip(indices, found, strict=True)]
 
-def lengths_of(answered: Answered) -> list[int]:
-    """Tokens of each sequence."""
-    return [len(prompt) + len(answer) for prompt, answer in zip(answered.prompts, answered.answers, strict=True)]
+    def _on_host(self, found: list[Tensor]) -> list[Tensor]:
+        """The same on the host, from a GPU in one copy beside what else it does."""
+        if self._stream is None:
+            return found
+        ends = np.cumsum([len(each) for each in found]).tolist()
+        with torch.cuda.stream(self._stream):
+            joined = torch.cat(found)
+            here = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+            here.copy_(joined, non_blocking=True)
+            done = self._stream.record_event()
+        done.synchronize()
+        return [here[end - len(each) : end] for each, end in zip(found, ends, strict=True)]
 
 
 def first_of(answered: Answered, most: int) -> Answered:
     """The first sequences, of no more than `most` tokens in all."""
     count = int(np.searchsorted(np.cumsum(lengths_of(answered)), most, side="right"))
-    return Answered(answered.prompts[:count], answered.answers[:count], answered.of_tools[:count])
-
-
-@torch.inference_mode()
-def states_of(model: CausalLM, answered: Answered) -> Tensor:
-    """States at BOUNDARIES of all sequences, bfloat16 [tokens, boundaries * hidden_size] on the host."""
-    lengths = lengths_of(answered)
-    starts = np.cumsum([0, *lengths]).tolist()
-    kept = torch.empty(starts[-1], len(BOUNDARIES) * model.shape.hidden_size, dtype=torch.bfloat16)
-    for group in groups(lengths, 0, PASS_TOKENS):
-        width = max(lengths[index] for index in group)
-        tokens = torch.zeros(len(group), width, dtype=torch.int64)
-        for row, index in enumerate(group):
-            whole = [*answered.prompts[index], *answered.answers[index]]
-            tokens[row, : len(whole)] = torch.from_numpy(np.array(whole, np.int64))
-        states = _states(model, tokens.to(model.cos.device), None).to("cpu", torch.bfloat16)
-        for row, index in enumerate(group):
-            kept[starts[index] : starts[index + 1]] = states[row, : lengths[index]]
-    return kept
-
-
-def _states(model: CausalLM, tokens: Tensor, mask: Mask) -> Tensor:
-    """[B, T, boundaries * hidden_size] of token ids [B, T]; padding on the right changes nothing before it."""
-    cos, sin = model.cos[: tokens.shape[1]], model.sin[: tokens.shape[1]]
-    x, found = model.embed(tokens), []
-    for number, layer in enumerate(model.layers):
-        if number in BOUNDARIES:
-            found.append(x)
-        x = layer(x, cos, sin, mask)
-    if len(model.layers) in BOUNDARIES:
-        found.append(x)
-    return torch.cat((*found, model.model.norm(x)), dim=-1)
+    return chosen_of(answered, range(count))
 
 
 def head_settings(options: Options, start: Path, steps: int, lr: float) -> FitSettings:

@@ -19,9 +19,10 @@ from support.cluster import Cluster
 from training.common.mixture_model import MixtureLM
 from training.common.model import initialise
 from training.common.model_shape import MixtureShape
+from training.demo_models import states
 from training.demo_models.experts import head
 from training.demo_models.experts.__main__ import HEAD_NAME, TARGET_NAME, main
-from training.demo_models.experts.head import answered
+from training.demo_models.experts.head import answered, features
 from training.demo_models.experts.settings import MixtureRecipe, parse
 from training.demo_models.losses import balanced_loss
 from training.demo_models.prepare import ANSWER, Documents
@@ -61,7 +62,9 @@ def test_the_demo_mixture_has_the_active_size_of_the_demo_model() -> None:
         parse(["--corpus", "a"])
 
 
-def test_a_run_that_is_short_of_time_does_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_short_of_time_does_less(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     generator = np.random.default_rng(0)
     lengths = np.full(40, 12, dtype=np.int32)
     documents = Documents(
@@ -76,7 +79,8 @@ def test_a_run_that_is_short_of_time_does_less(monkeypatch: pytest.MonkeyPatch) 
         loops=np.zeros(40, dtype=np.bool_),
     )
     monkeypatch.setattr(head, "PORTION", 8)
-    shape = MixtureShape(320, 32, 1, 1, 1, 32, 32, experts=4)
+    monkeypatch.setattr(states, "CPU_PASS_TOKENS", 24)
+    shape = MixtureShape(320, 32, 8, 1, 1, 32, 32, experts=4)
     model = MixtureLM(shape, torch.float32).requires_grad_(False)
     initialise(model, 0)
     for seconds, said in ((0.0, 8), (4000.0, 30)):
@@ -84,6 +88,9 @@ def test_a_run_that_is_short_of_time_does_less(monkeypatch: pytest.MonkeyPatch) 
         options = parse(["--corpus", "a", "--output", "b", "--device", "cpu", *sizes])
         answers = answered(options, Progress(), model, documents, ["dolly-15k"], [3], count=30, greedy=True, seed=0)
         assert len(answers.answers) == len(answers.prompts) == len(answers.of_tools) == said
+        source = features(options, Progress(), model, tmp_path, answers)
+        assert len(source) == said if seconds else 0 < len(source) < said
+        assert f"states of {len(source)} of {said} sequences" in capsys.readouterr().out
     training = TargetTraining(options, Progress(), model, balanced_loss)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     training.polish(documents, ["dolly-15k"], [3], has_time=lambda: False)
@@ -107,6 +114,7 @@ def test_a_corpus_becomes_a_mixture_with_a_head_that_drafts(tmp_path: Path, toke
     files = {"config.json", "tokenizer.json", "model.safetensors"}
     assert files <= {path.name for path in (out / TARGET_NAME).iterdir()}
     assert report["heldout"]["answers"]["overall"]["nats_per_token"] < 5.2  # log(320) is 5.77
+    assert report["states"]["sequences"] == 16 and report["head"]["acceptance_length"] >= 1
     assert all(sum(row) == pytest.approx(1, abs=1e-4) for row in report["shares"]) and len(report["shares"]) == 8
     config = ModelConfig.from_folder(out / TARGET_NAME)
     assert config.form.experts is not None and config.form.experts.count == 8

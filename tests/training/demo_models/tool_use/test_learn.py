@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from training.common.model import CausalLM, initialise
-from training.common.model_shape import ModelShape
+from training.common.model import CausalLM
 from training.demo_models.data import Corpus
 from training.demo_models.progress import Progress
 from training.demo_models.tool_use.conversations import BARE, CALL, Maker
 from training.demo_models.tool_use.encode import ToolEncoder
-from training.demo_models.tool_use.head import BOUNDARIES, MemoryFeatures, first_of, lengths_of, states_of
-from training.demo_models.tool_use.learn import WARMUP, Answered, Pace, TargetLesson, chosen, tool_prompts
+from training.demo_models.tool_use.learn import WARMUP, Pace, TargetLesson, chosen, tool_prompts
 from training.demo_models.tool_use.settings import parse
 
 
@@ -75,24 +73,3 @@ def test_a_lesson_teaches_the_model_and_not_its_teacher(model: CausalLM) -> None
     assert nats() < at_first - 0.2
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert progress.results["target_steps"] == 8
-
-
-def test_states_are_those_of_a_plain_pass(tmp_path: Path) -> None:
-    model = CausalLM(ModelShape(320, 64, 8, 2, 1, 64, 64), torch.float32)
-    initialise(model, 1)
-    model.requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.1
-    prompts = [np.arange(5, dtype=np.uint16), np.arange(40, 70, dtype=np.uint16), np.arange(7, 9, dtype=np.uint16)]
-    said = Answered(prompts, [[9, 8], [7], [6, 5, 4]], [True, False, False])
-    states = states_of(model, said)
-    source = MemoryFeatures(tmp_path, 64, said, states)
-    assert list(source.lengths) == lengths_of(said) == [7, 31, 5]
-    for index, sequence in enumerate(source.batch([0, 1, 2])):
-        ids = torch.tensor([*prompts[index].tolist(), *said.answers[index]])
-        assert torch.equal(sequence.token_ids, ids)
-        assert sequence.produced.tolist() == [place >= len(prompts[index]) for place in range(len(ids))]
-        last = model.hidden(ids[None])[0]
-        torch.testing.assert_close(sequence.states[:, -64:], last.bfloat16())
-        assert torch.equal(sequence.states.view(len(ids), len(BOUNDARIES), 64)[0, 0], sequence.states[0, :64])
-    assert len(source.asked_at) == 1 and lengths_of(first_of(said, 38)) == [7, 31]

@@ -18,10 +18,11 @@ from slipstream.chat_template import ChatTemplate
 from training.common.model import CausalLM, initialise
 from training.common.model_shape import ModelShape
 from training.demo_models.export import export, load
+from training.demo_models.states import states_of
 from training.demo_models.tokenizer import stop_ids
 from training.demo_models.tool_use import install as install_module
 from training.demo_models.tool_use.__main__ import main
-from training.demo_models.tool_use.head import MemoryFeatures, head_settings, run, states_of
+from training.demo_models.tool_use.head import MemoryFeatures, head_settings, run
 from training.demo_models.tool_use.install import NAMES, install
 from training.demo_models.tool_use.learn import Answered
 from training.demo_models.tool_use.settings import parse
@@ -84,7 +85,7 @@ def flags(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[st
     target = tiny(1, 8, tokenizer, folders["models"] / NAMES[0])
     tiny(2, 2, tokenizer, folders["models"] / NAMES[1])
     said = Answered([np.arange(5, 25, dtype=np.uint16)] * 4, [[9, 8, 7, 6]] * 4, [False] * 4)
-    features = MemoryFeatures(folders["models"] / NAMES[0], 64, said, states_of(target, said))
+    features = MemoryFeatures(folders["models"] / NAMES[0], states_of(target, said))
     settings = replace(head_settings(parse(told), folders["models"], 1, 1e-3), start=None)
     run(parse(told).device, features, features, settings, base / "head")
     shutil.copytree(base / "head" / "head", folders["models"] / NAMES[2])
