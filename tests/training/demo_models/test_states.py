@@ -1,5 +1,6 @@
 """States of sequences: those of a plain pass, whichever pass they were had in, and as many as there was time for."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,19 @@ def test_sequences_are_chosen_by_number_and_by_tokens() -> None:
     assert lengths_of(said) == [7, 31, 5]
     assert lengths_of(first_of(said, 38)) == [7, 31] and lengths_of(first_of(said, 37)) == [7]
     assert chosen_of(said, [2, 0]).answers == [[6, 5, 4], [9, 8]] and chosen_of(said, [2, 0]).of_tools == [False, True]
+
+
+@pytest.mark.gpu
+def test_states_of_a_gpu_are_fetched_by_several_threads(tmp_path: Path) -> None:
+    model, said = stirred(dense()), said_by_chance(40)
+    here = MemoryFeatures(tmp_path, states_of(model, said))
+    room = room_for_states(torch.device("cuda"))
+    found = states_of(model.to("cuda"), said, lambda held: held < room)
+    assert 0 < room < float("inf") and all(part.is_cuda for part in found.parts)
+    there = MemoryFeatures(tmp_path, found)
+    asked = [np.random.default_rng(seed).integers(0, 40, 12).tolist() for seed in range(40)]
+    with ThreadPoolExecutor(there.readers) as threads:
+        for indices, batch in zip(asked, threads.map(there.batch, asked), strict=True):
+            for index, sequence in zip(indices, batch, strict=True):
+                assert sequence.states.device.type == "cpu" and torch.equal(sequence.token_ids, here[index].token_ids)
+                torch.testing.assert_close(sequence.states.float(), here[index].states.float(), rtol=0.02, atol=0.02)
