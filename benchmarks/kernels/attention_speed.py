@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.kernels.attention_scenes import Pass
 from slipstream_kernels.ops.attention_form import FULL
-from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, columns_of
+from slipstream_kernels.ops.gpu.attention_state import AttentionPartials
 from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS, prefill_attention
 from slipstream_kernels.ops.gpu.prefill_attention import STAGES as PREFILL_STAGES
 from slipstream_kernels.ops.gpu.prefix_attention import PrefixPrograms, prefix_attention
@@ -33,12 +33,11 @@ VARIANTS = (
     *((128, PrefixPrograms(*each, None)) for each in ((132, 3), (264, 3), (132, 5))),
 )
 """Columns and programs of `prefix_attention` that are tried."""
-CODED_VARIANTS = (
-    (64, PrefixPrograms(396, 4, 168)),
-    *((16, PrefixPrograms(*each)) for each in ((264, 1, None), (528, 1, 128))),
-    *((32, PrefixPrograms(*each)) for each in ((264, 1, None), (396, 1, 168))),
+CODED_VARIANTS = tuple(
+    (64, PrefixPrograms(*each))
+    for each in ((264, 5, None), (264, 4, None), (396, 4, 168), (396, 5, 168), (528, 4, 128), (396, 2, 168))
 )
-"""The same for codes; those of 16 columns where each segment is one row, of 32 where it is a tree."""
+"""The same for codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +144,10 @@ def decode_speed(
     passes = random_passes(batch, context, nodes=nodes, width=width, uneven=uneven)
     if coded:
         passes = [one.in_codes()[0] for one in passes]
-    columns = 64 if nodes else columns_of(1, HEADS // KV_HEADS, passes[0].keys, 64)
+    columns = 64
     out = torch.empty_like(passes[0].q)
     partials = passes[0].partials()
-    cuts = {width: passes[0].segments(width) for width in (16, 32, 64, 128)}
+    cuts = {width: passes[0].segments(width) for width in (64, 128)}
 
     def prefix(width: int = columns, programs: PrefixPrograms | None = None) -> None:
         for one in passes:
@@ -166,25 +165,24 @@ def decode_speed(
     single = torch.tensor([(i, 1, i, context - 1) for i in range(batch)], dtype=torch.int32, device=DEVICE)
     leaves = passes[0].leaves(columns)
 
-    def as_tiles(stages: int = TREE_STAGES, width: int = columns, registers: int | None = None) -> None:
+    def as_tiles(stages: int = TREE_STAGES) -> None:
         for one in passes:
             if nodes:
                 tree_attention(
                     *_kv(one), cuts[columns][0], one.paths, one.depths, leaves, one.write_slots, out,
-                    columns=width, stages=stages,
+                    columns=columns, stages=stages,
                 )  # fmt: skip
             else:
-                prefill_attention(*_kv(one), single, out, columns=width, registers=registers)
+                prefill_attention(*_kv(one), single, out)
 
     layer = 1e6 / len(passes)
     tried = {
         f"{name}, {width} columns, {programs}": round(graph_time(partial(prefix, width, programs)) * layer, 1)
         for width, programs in ((CODED_VARIANTS if coded else VARIANTS) if variants else ())
-        if width not in ((16,) if nodes else (32,))
     }
     tried |= {
-        f"{name}, tiles, {cut}": round(graph_time(partial(as_tiles, **cut)) * layer, 1)
-        for cut in (_tile_cuts(nodes, coded) if variants else ())
+        f"{name}, tiles, stages {stages}": round(graph_time(partial(as_tiles, stages)) * layer, 1)
+        for stages in ((3, 4, 7) if variants and nodes else ())
     }
     seconds = graph_time(both) / len(passes)
     row_bytes = HEAD_DIM + 4 if coded else 2 * HEAD_DIM
@@ -200,30 +198,13 @@ def decode_speed(
     )
 
 
-def _tile_cuts(nodes: int, coded: bool) -> Sequence[dict[str, int]]:
-    """Cuts of tiles that are tried: of trees, or of rows that decode."""
-    if coded:
-        return [] if nodes else [{"width": 64}, {"registers": 168}]
-    return [{"stages": stages} for stages in (3, 4, 7)] if nodes else []
-
-
-PROMPT_CUTS = ((64, 3), (64, 5), (128, 2), (128, 3), (128, 5), (128, 7))
-"""Columns and stages with which prompts are tried."""
-
-
-def prefill_speed(
-    name: str, context: int, cuts: Sequence[tuple[int, int]] = PROMPT_CUTS, coded: bool = False
-) -> SpeedRow:
-    """A whole prompt. coded: keys and values are held in 8 bits."""
+def prefill_speed(name: str, context: int) -> SpeedRow:
+    """A whole prompt."""
     passes = random_passes(1, context, prompt=True)[:4]
-    q = passes[0].q.transpose(0, 1)[None]
-    k, v = (tensor[None, :, :context] for tensor in passes[0].bfloat16)
-    if coded:
-        passes = [one.in_codes()[0] for one in passes]
     out = torch.empty_like(passes[0].q)
     tiles = {columns: passes[0].tiles(columns) for columns in (64, 128)}
 
-    def run(columns: int = PREFILL_COLUMNS, stages: int = PREFILL_STAGES) -> None:
+    def run(stages: int = PREFILL_STAGES, columns: int = PREFILL_COLUMNS) -> None:
         for one in passes:
             prefill_attention(*_kv(one), tiles[columns], out, stages=stages, columns=columns)
 
@@ -233,9 +214,11 @@ def prefill_speed(
     work = 2 * HEADS * HEAD_DIM * context * (context + 1)
     layer = 1e6 / len(passes)
     tried = {
-        f"{name}, {columns} columns, stages {stages}": round(graph_time(partial(run, columns, stages)) * layer, 1)
-        for columns, stages in cuts
+        f"{name}, {columns} columns, stages {stages}": round(graph_time(partial(run, stages, columns)) * layer, 1)
+        for columns, stages in ((64, 3), (64, 5), (128, 2), (128, 3), (128, 5), (128, 7))
     }
+    q = passes[0].q.transpose(0, 1)[None]
+    k, v = (tensor[None, :, :context] for tensor in passes[0].bfloat16)
     seconds = graph_time(run) / len(passes)
     rates = work / seconds / 1e12, work / graph_time(library) / 1e12
     return SpeedRow(name, seconds * 1e6, rate=rates[0], torch_rate=rates[1], variants=tried)

@@ -16,7 +16,6 @@ import multiprocessing
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,35 +96,23 @@ def random_parents(rng: np.random.Generator, kind: int) -> list[int]:
     ]
 
 
-def trees_below(scene: Scene, contexts: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """A random tree below each context; returns the rows of roots and nodes."""
-    nodes: list[int] = []
-    for number, context in enumerate(contexts):
-        parents = random_parents(rng, number % 3)
-        root = scene.tree(rng.integers(0, TOKENS, context), parents, rng.integers(0, TOKENS, len(parents)))
-        nodes += range(root, root + 1 + len(parents))
-    return nodes
-
-
-def alone_and_prefilled(scene: Scene, nodes: Sequence[int], rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Rows of the tokens of `nodes` as decode rows, and as the last ones of prefills."""
-    alone, prefilled = [], []
-    for row in nodes:
-        sequence, line = scene.sequences[row], scene.line_of(row)
-        alone.append(scene.decode(sequence, line))
-        first = max(0, len(sequence) - 1 - int(rng.integers(0, CHUNK)))
-        prefilled.append(scene.prefill(sequence, first, line) + len(sequence) - 1 - first)
-    return alone, prefilled
-
-
 def check_case(case: Case) -> Exactness:
     """Build all three layouts of every node in one pass and compare."""
     start = time.monotonic()
     rng = np.random.default_rng(case.head_dim + 10 * case.group + case.page_size)
     vectors = Vectors.random(TOKENS, case.kv_heads, case.group, case.head_dim, case.page_size, DEVICE, case.form)
     scene = Scene(vectors, case.page_size, seed=case.group)
-    nodes = trees_below(scene, [*BOUNDS, *rng.integers(1, 5000, RANDOM_CONTEXTS).tolist()], rng)
-    alone, prefilled = alone_and_prefilled(scene, nodes, rng)
+    nodes: list[int] = []
+    for number, context in enumerate([*BOUNDS, *rng.integers(1, 5000, RANDOM_CONTEXTS).tolist()]):
+        parents = random_parents(rng, number % 3)
+        root = scene.tree(rng.integers(0, TOKENS, context), parents, rng.integers(0, TOKENS, len(parents)))
+        nodes += range(root, root + 1 + len(parents))
+    alone, prefilled = [], []
+    for row in nodes:
+        sequence, line = scene.sequences[row], scene.line_of(row)
+        alone.append(scene.decode(sequence, line))
+        first = max(0, len(sequence) - 1 - int(rng.integers(0, CHUNK)))
+        prefilled.append(scene.prefill(sequence, first, line) + len(sequence) - 1 - first)
     attention = scene.build(padding=3)
     runs = [attention.attend(columns=width, prefill_columns=case.tile_widths[0], padding=5) for width in case.widths]
     runs += [

@@ -7,13 +7,7 @@ Peaks are integers so that moving a state to a higher one multiplies by a power 
 depend on the order of their terms alone.
 
 Columns lie on the 64-row side of every product, 16 to a warp, so that all sums over a column's positions are taken by
-the same threads in the same order, whatever a tile's size. Beside codes weights too are summed by matrix instructions:
-there a tile may also be TURNED, with positions or elements of a head on that side, so that it is as narrow as its
-columns. Its products are [BLOCK, columns], its sums [head_dim, columns]. Every sum, also of weights, is one chain of
-instructions into one accumulator, so that it is the same sum on whichever side its columns lie. Weights of codes are
-held several times, [columns, 16] or, TURNED, [BLOCK, columns]: as a product leaves them, all copies alike.
-
-Whatever computes a column must call these functions alone.
+the same threads in the same order, whatever a tile's size. Whatever computes a column must call these functions alone.
 """
 
 from __future__ import annotations
@@ -26,6 +20,7 @@ import triton
 import triton.language as tl
 
 from slipstream_kernels.ops.attention_form import FULL, HEAD_DIMS, AttentionForm
+from slipstream_kernels.ops.gpu.fp8_rows import numbers_of
 from slipstream_kernels.ops.gpu.launch import dot
 from slipstream_kernels.ops.gpu.position_splits import BLOCK
 from slipstream_kernels.ops.gpu.rounding import rounded
@@ -36,13 +31,6 @@ _BLOCK = tl.constexpr(BLOCK)
 _WIDE, _FEWER_STAGES = 256, 3
 """From so many elements on, no more stages fit the shared memory beside other programs' than these."""
 _COLUMNS_OF_A_WARP = 16
-_FULL = 64
-_WARPS_OF_A_BLOCK = 4
-
-PLAIN, CODED, TURNED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""TILE of the functions below: of bfloat16 rows; of codes; of codes, with positions on the 64-row side."""
-_ANY = tl.constexpr(16)
-"""Columns of ones that weights are summed by: the fewest that a product takes."""
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
 NO_PEAK = tl.constexpr(-1e30)
@@ -50,27 +38,9 @@ NO_PEAK = tl.constexpr(-1e30)
 
 
 def warps_of(columns: int) -> int:
-    """Warps of a program whose tile has so many columns: 64 or 128, or fewer where it is TURNED."""
-    assert columns in {16, 32, 64, 128}, columns
-    return max(columns // _COLUMNS_OF_A_WARP, _WARPS_OF_A_BLOCK)
-
-
-def tile_of(keys: KVRows, columns: int) -> int:
-    """TILE of so many columns: those of codes are turned where they do not fill the 64 rows of a product."""
-    if not isinstance(keys, Fp8Rows):
-        assert columns >= _FULL, columns
-        return int(PLAIN.value)
-    return int((TURNED if columns < _FULL else CODED).value)
-
-
-def columns_of(rows: int, group: int, keys: KVRows, columns: int) -> int:
-    """The fewest columns, of `columns` at most, of tiles that hold as many rows of `group` heads each.
-
-    Rows that are not codes, and heads so wide that a block of codes does not fit a program's registers, leave it there.
-    """
-    if not isinstance(keys, Fp8Rows) or keys.shape[2] >= _WIDE:
-        return columns
-    return min(columns, max(int(_ANY.value), int(triton.next_power_of_2(rows * group))))
+    """Warps of a program whose tile has so many columns, 64 or 128."""
+    assert columns in {64, 128}, columns
+    return columns // _COLUMNS_OF_A_WARP
 
 
 def stages_of(stages: int, head_dim: int) -> int:
@@ -135,85 +105,28 @@ def power_of_two(exponent: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def of_columns(x: tl.tensor, TILE: tl.constexpr = PLAIN) -> tl.tensor:
-    """What columns [columns] have, beside the positions or elements of a tile."""
-    return x[None, :] if TILE == TURNED else x[:, None]
-
-
-@triton.jit
-def of_positions(x: tl.tensor, TILE: tl.constexpr = PLAIN) -> tl.tensor:
-    """What positions [BLOCK] have, beside the columns of a tile."""
-    return x[:, None] if TILE == TURNED else x[None, :]
-
-
-@triton.jit
-def of_weights(x: tl.tensor, TILE: tl.constexpr = PLAIN) -> tl.tensor:
-    """What columns have, beside their weights."""
-    return x if TILE == PLAIN else of_columns(x, TILE)
-
-
-@triton.jit
-def empty_state(
-    COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr = PLAIN
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def empty_state(COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The state that has seen no position."""
     peak = tl.full((COLUMNS,), NO_PEAK, tl.float32)
-    if TILE == TURNED:
-        return peak, tl.zeros((_BLOCK, COLUMNS), tl.float32), tl.zeros((HEAD_DIM, COLUMNS), tl.float32)
-    elif TILE == CODED:  # noqa: RET505  what does not compile must not be looked at
-        return peak, tl.zeros((COLUMNS, _ANY), tl.float32), tl.zeros((COLUMNS, HEAD_DIM), tl.float32)
-    else:
-        return peak, tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS, HEAD_DIM), tl.float32)
+    return peak, tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS, HEAD_DIM), tl.float32)
 
 
 @triton.jit
-def held_weight(weight: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
-    """Weight [columns] as a state of a tile that is not TURNED holds it."""
-    return tl.broadcast_to(weight[:, None], (weight.shape[0], _ANY)) if TILE == CODED else weight
+def block_products(query: tl.tensor, key: tl.tensor, CAP: tl.constexpr = 0.0) -> tl.tensor:
+    """float32 [columns, BLOCK]: products of bf16 query [columns, head_dim] and key [BLOCK, head_dim].
 
-
-@triton.jit
-def turned_back(weight: tl.tensor, sums: tl.tensor, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Weight [columns] and sums [columns, head_dim] of a state."""
-    if TILE == TURNED:
-        return tl.max(weight, 0), tl.trans(sums)
-    elif TILE == CODED:  # noqa: RET505
-        return tl.max(weight, 1), sums
-    else:
-        return weight, sums
-
-
-@triton.jit
-def block_products(
-    query: tl.tensor,
-    key: tl.tensor,
-    CAP: tl.constexpr = 0.0,
-    TILE: tl.constexpr = PLAIN,
-    units: tl.tensor | None = None,
-    scales: tl.tensor | None = None,
-) -> tl.tensor:
-    """float32 [columns, BLOCK]: products of query [columns, head_dim] and key [BLOCK, head_dim].
-
-    Both are bfloat16, or a query `halved` with its units [columns], and numbers of keys with their scales [BLOCK].
-    Where CAP is not 0, tanh(CAP * product). TURNED, [BLOCK, columns].
+    Where CAP is not 0, tanh(CAP * product).
     """
-    if TILE == TURNED:
-        products = dot(key, tl.trans(query), tl.zeros((key.shape[0], query.shape[0]), tl.float32))
-    else:
-        products = dot(query, tl.trans(key), tl.zeros((query.shape[0], key.shape[0]), tl.float32))
-    if TILE != PLAIN:
-        products = products * of_columns(units, TILE) * of_positions(scales, TILE)
+    products = dot(query, tl.trans(key), tl.zeros((query.shape[0], key.shape[0]), tl.float32))
     if CAP != 0:
         products = tanh(products * CAP)
     return products
 
 
 @triton.jit
-def block_peak(
-    products: tl.tensor, SCALE: tl.constexpr, REACH: tl.constexpr = 0, TILE: tl.constexpr = PLAIN
-) -> tl.tensor:
+def block_peak(products: tl.tensor, SCALE: tl.constexpr, REACH: tl.constexpr = 0) -> tl.tensor:
     """float32 [columns]: peak of a block whose products are [columns, BLOCK]; where REACH all may be masked."""
-    peak = tl.ceil(tl.max(products, 0 if TILE == TURNED else 1) * SCALE)
+    peak = tl.ceil(tl.max(products, 1) * SCALE)
     return tl.maximum(peak, NO_PEAK) if REACH else peak
 
 
@@ -230,73 +143,39 @@ def window_start(position: tl.tensor, REACH: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def within(
-    products: tl.tensor, position: tl.tensor, own: tl.tensor, REACH: tl.constexpr, TILE: tl.constexpr = PLAIN
-) -> tl.tensor:
+def within(products: tl.tensor, position: tl.tensor, own: tl.tensor, REACH: tl.constexpr) -> tl.tensor:
     """products [columns, BLOCK], -inf where a column at position `own` does not see `position`.
 
     A block that a column sees nothing of leaves its state as it is: which blocks a program reads changes no bit.
     """
-    seen = of_positions(position, TILE) >= of_columns(first_seen(own, REACH), TILE)
-    return tl.where(seen, products, float("-inf"))
+    return tl.where(position[None, :] >= first_seen(own, REACH)[:, None], products, float("-inf"))
 
 
 @triton.jit
 def raised(
-    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, higher: tl.tensor, TILE: tl.constexpr = PLAIN
+    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, higher: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The state with `higher` as its peak, where that is no lower than its own."""
     shrink = power_of_two(peak - higher)
-    return higher, weight * of_weights(shrink, TILE), sums * of_columns(shrink, TILE)
+    return higher, weight * shrink, sums * shrink[:, None]
 
 
 @triton.jit
 def add_block(
-    peak: tl.tensor,
-    weight: tl.tensor,
-    sums: tl.tensor,
-    products: tl.tensor,
-    value: tl.tensor,
-    SCALE: tl.constexpr,
-    TILE: tl.constexpr = PLAIN,
-    scales: tl.tensor | None = None,
+    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, products: tl.tensor, value: tl.tensor, SCALE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Weight and sums with one more block, whose peak is no higher than the state's; operands as of `absorb_block`.
-
-    Weights beside codes go on in the accumulator that holds them: were a block's summed from zero and added, a compiler
-    would take that for the chain where shapes allow it, and in some tiles alone.
-    """
-    p = tl.exp2(tl.fma(products, SCALE, of_columns(-peak, TILE)))
-    if TILE == TURNED:
-        ones = rounded(tl.full((_BLOCK, _BLOCK), 1.0, tl.float32), tl.bfloat16)
-        sums = dot(tl.trans(value), rounded(p * of_positions(scales, TILE), tl.bfloat16), sums)
-        return dot(ones, rounded(p, tl.bfloat16), weight), sums
-    elif TILE == CODED:  # noqa: RET505
-        ones = rounded(tl.full((_BLOCK, _ANY), 1.0, tl.float32), tl.bfloat16)
-        weight = dot(rounded(p, tl.bfloat16), ones, weight)
-        return weight, dot(rounded(p * of_positions(scales, TILE), tl.bfloat16), value, sums)
-    else:
-        return weight + tl.sum(p, 1), dot(rounded(p, tl.bfloat16), value, sums)
+    """Weight and sums with one more block, whose peak is no higher than the state's; operands as of `absorb_block`."""
+    p = tl.exp2(tl.fma(products, SCALE, -peak[:, None]))
+    return weight + tl.sum(p, 1), dot(rounded(p, tl.bfloat16), value, sums)
 
 
 @triton.jit
 def absorb_block(
-    peak: tl.tensor,
-    weight: tl.tensor,
-    sums: tl.tensor,
-    products: tl.tensor,
-    value: tl.tensor,
-    SCALE: tl.constexpr,
-    TILE: tl.constexpr = PLAIN,
-    scales: tl.tensor | None = None,
+    peak: tl.tensor, weight: tl.tensor, sums: tl.tensor, products: tl.tensor, value: tl.tensor, SCALE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The state after one more block: products [columns, BLOCK], -inf where masked, bf16 value [BLOCK, head_dim].
-
-    scales: those of values that are numbers of codes, [BLOCK].
-    """
-    higher = tl.maximum(peak, block_peak(products, SCALE, TILE=TILE))
-    peak, weight, sums = raised(peak, weight, sums, higher, TILE)
-    weight, sums = add_block(peak, weight, sums, products, value, SCALE, TILE, scales)
+    """The state after one more block: products [columns, BLOCK], -inf where masked, bf16 value [BLOCK, head_dim]."""
+    peak, weight, sums = raised(peak, weight, sums, tl.maximum(peak, block_peak(products, SCALE)))
+    weight, sums = add_block(peak, weight, sums, products, value, SCALE)
     return peak, weight, sums
 
 
@@ -308,13 +187,12 @@ def fold(
     split_peak: tl.tensor,
     split_weight: tl.tensor,
     split_sums: tl.tensor,
-    TILE: tl.constexpr = PLAIN,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The state of all splits up to the one given. As both factors are powers of two, only the sum rounds."""
     higher = tl.maximum(peak, split_peak)
     own, other = power_of_two(peak - higher), power_of_two(split_peak - higher)
-    weight = weight * of_weights(own, TILE) + split_weight * of_weights(other, TILE)
-    sums = tl.fma(split_sums, of_columns(other, TILE), sums * of_columns(own, TILE))
+    weight = weight * own + split_weight * other
+    sums = tl.fma(split_sums, other[:, None], sums * own[:, None])
     return higher, weight, sums
 
 
@@ -330,3 +208,100 @@ def add_sink(
     higher = tl.maximum(peak, tl.ceil(sink))
     shrink = power_of_two(peak - higher)
     return weight * shrink + tl.exp2(sink - higher), sums * shrink[:, None]
+
+
+@triton.jit
+def paged_slots(
+    pages: tl.tensor,
+    positions: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    seen: tl.tensor | None = None,
+    FRESH: tl.constexpr = False,
+) -> tl.tensor:
+    """int32 slots of `positions` through a line of the page table; where not `seen`, a slot of page 0.
+
+    FRESH ones, of `seen` positions, are read past the L1 cache.
+    """
+    entries = pages + positions // PAGE_SIZE
+    if seen is None:
+        page = tl.load(entries)
+    elif FRESH:
+        page = tl.load(entries, mask=seen, other=0, cache_modifier=".cg")
+    else:
+        page = tl.load(entries, mask=seen, other=0)
+    return page * PAGE_SIZE + positions % PAGE_SIZE
+
+
+@triton.jit
+def path_slots(
+    pages: tl.tensor,
+    path: tl.tensor,
+    write_slots: tl.tensor,
+    position: tl.tensor,
+    prefix_length: tl.tensor,
+    end: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """int32 slots of a row's `position`s below `end`: of the prefix by the page table, of ancestors by their rows."""
+    committed = position < prefix_length
+    drafted = (position < end) & (position >= prefix_length)
+    ancestor = tl.load(path + position - prefix_length, mask=drafted, other=0, cache_modifier=".cg")
+    own = tl.load(write_slots + ancestor, mask=drafted, other=0, cache_modifier=".cg")
+    return tl.where(committed, paged_slots(pages, position, PAGE_SIZE, committed, True), own)
+
+
+@triton.jit
+def load_rows(
+    base: tl.tensor,
+    slots: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    seen: tl.tensor | None = None,
+    FRESH: tl.constexpr = False,
+    scales: tl.tensor | None = None,
+    first_scale: int = 0,
+) -> tl.tensor:
+    """bf16 [BLOCK, HEAD_DIM] of the slots of one head's keys or values; zeros where not `seen`. FRESH as above.
+
+    Where there are `scales`, float32 by slot from `first_scale` on, `base` is of codes.
+    """
+    addresses = base + slots.to(tl.int64)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    if seen is None:
+        rows = tl.load(addresses)
+    elif FRESH:
+        rows = tl.load(addresses, mask=seen[:, None], other=0, cache_modifier=".cg")
+    else:
+        rows = tl.load(addresses, mask=seen[:, None], other=0)
+    if scales is not None:
+        scales += first_scale
+        if seen is None:
+            factors = tl.load(scales + slots)
+        elif FRESH:
+            factors = tl.load(scales + slots, mask=seen, other=0.0, cache_modifier=".cg")
+        else:
+            factors = tl.load(scales + slots, mask=seen, other=0.0)
+        rows = numbers_of(rows, factors)
+    return rows
+
+
+@triton.jit
+def load_columns(
+    q: tl.tensor,
+    first_row: tl.tensor,
+    rows: tl.tensor,
+    kv_head: tl.tensor,
+    heads: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Queries of consecutive rows' heads of one KV head, as columns in the order (row, head).
+
+    Returns bf16 [COLUMNS, HEAD_DIM], the columns' heads counted from the KV head's first of `first_row`, and whether a
+    column is one.
+    """
+    column = tl.arange(0, COLUMNS)
+    used = column < rows * GROUP
+    offset = column // GROUP * heads + column % GROUP
+    first = q + (first_row.to(tl.int64) * heads + kv_head * GROUP) * HEAD_DIM
+    addresses = first + offset[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    return tl.load(addresses, mask=used[:, None], other=0.0), offset, used

@@ -12,7 +12,6 @@ import triton.language as tl
 from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import attend, committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
-    TURNED,
     add_block,
     add_sink,
     block_peak,
@@ -21,21 +20,18 @@ from slipstream_kernels.ops.gpu.attention_state import (
     check_layout,
     empty_state,
     fold,
-    of_columns,
-    of_positions,
+    load_columns,
+    load_rows,
+    paged_slots,
     raised,
     score_scale,
     stages_of,
-    tile_of,
-    turned_back,
     warps_of,
     window_start,
     within,
 )
-from slipstream_kernels.ops.gpu.code_blocks import decoded, load_codes
-from slipstream_kernels.ops.gpu.fp8_rows import coded_operands, pointers_of
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.paged_rows import load_columns, load_rows, load_scales, paged_slots
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
@@ -50,50 +46,6 @@ PROGRAMS = 144
 """As many are faster at reading whole sequences than `prefix_attention` is with their splits."""
 
 _BLOCK = tl.constexpr(BLOCK)
-
-
-@triton.jit
-def _with_block(
-    m: tl.tensor,
-    l: tl.tensor,
-    o: tl.tensor,
-    total_m: tl.tensor,
-    total_l: tl.tensor,
-    total_o: tl.tensor,
-    query: tl.tensor,
-    units: tl.tensor | None,
-    key: tl.tensor,
-    key_scales: tl.tensor | None,
-    value: tl.tensor,
-    value_scales: tl.tensor | None,
-    start: tl.tensor,
-    position: tl.tensor,
-    full: tl.tensor,
-    own: tl.tensor,
-    SCALE: tl.constexpr,
-    CAP: tl.constexpr,
-    REACH: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """State and fold of splits after the block at `start`; the one at `full` holds the columns' positions `own`.
-
-    TURNED, values are codes, which are decoded behind the softmax.
-    """
-    products = block_products(query, key, CAP, TILE, units, key_scales)
-    if REACH:
-        products = within(products, position, own, REACH, TILE)
-    # The branch needs the products, so that the last block's values are still being summed while they are computed.
-    if is_split_bound(start) | (start == full):
-        total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o, TILE)
-        seen = of_positions(position, TILE) <= of_columns(own, TILE)
-        products = tl.where(seen, products, float("-inf"))
-        m, l, o = block_peak(products, SCALE, REACH, TILE), tl.zeros_like(l), tl.zeros_like(o)
-    else:
-        m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE, 0, TILE)), TILE)
-    if TILE == TURNED:
-        value = decoded(value, tl.bfloat16)
-    l, o = add_block(m, l, o, products, value, SCALE, TILE, value_scales)
-    return m, l, o, total_m, total_l, total_o
 
 
 @triton.jit
@@ -119,7 +71,6 @@ def _prefill_attention(
     REACH: tl.constexpr,
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> None:
     """One tile's heads of one KV head a program. The own block is the last of the loop, so that it is fetched ahead."""
     kv_head = tl.program_id(0)
@@ -135,44 +86,34 @@ def _prefill_attention(
     pages = page_table + line.to(tl.int64) * pages_stride
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
+    first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
-    query, units, ks, vs = coded_operands(query, key_scales, value_scales, kv_head, head_stride, HEAD_DIM)
-    m, l, o = empty_state(COLUMNS, HEAD_DIM, TILE)
-    total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM, TILE)
+    m, l, o = empty_state(COLUMNS, HEAD_DIM)
+    total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM)
     full = first_position // _BLOCK * _BLOCK
     last = first_position + rows - 1
     own = first_position + tl.arange(0, COLUMNS) // GROUP
     begin = 0
     if REACH:
         begin = window_start(first_position, REACH)
-    # Positions behind the tile's last are read as that one: no weight is given to them.
-    if TILE == TURNED:
-        inside = tl.arange(0, _BLOCK)
-        slots = paged_slots(pages, tl.minimum(begin + inside, last), PAGE_SIZE)
-        key_codes, value_codes = load_codes(keys, ks, slots, HEAD_DIM), load_codes(values, vs, slots, HEAD_DIM)
-        slots = paged_slots(pages, tl.minimum(begin + inside + _BLOCK, last), PAGE_SIZE)
-        for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=1):
-            key, scales = decoded(key_codes[0], tl.float16), key_codes[1]
-            key_codes, ahead = load_codes(keys, ks, slots, HEAD_DIM), load_codes(values, vs, slots, HEAD_DIM)
-            slots = paged_slots(pages, tl.minimum(start + inside + 2 * _BLOCK, last), PAGE_SIZE)
-            m, l, o, total_m, total_l, total_o = _with_block(
-                m, l, o, total_m, total_l, total_o, query, units, key, scales, value_codes[0], value_codes[1],
-                start, start + inside, full, own, SCALE, CAP, REACH, TILE,
-            )  # fmt: skip
-            value_codes = ahead
-    else:
-        for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
-            position = start + tl.arange(0, _BLOCK)
-            slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
-            k_scales, v_scales = load_scales(ks, vs, slots, TILE)
-            key = load_rows(keys, slots, HEAD_DIM, NUMBER=tl.float16)
-            value = load_rows(values, slots, HEAD_DIM, NUMBER=tl.bfloat16)
-            m, l, o, total_m, total_l, total_o = _with_block(
-                m, l, o, total_m, total_l, total_o, query, units, key, k_scales, value,
-                v_scales, start, position, full, own, SCALE, CAP, REACH, TILE,
-            )  # fmt: skip
-    total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o, TILE)
-    total_l, total_o = turned_back(total_l, total_o, TILE)
+    for start in tl.range(begin, full + _BLOCK, _BLOCK, num_stages=STAGES):
+        position = start + tl.arange(0, _BLOCK)
+        # Positions behind the tile's last are read as that one: no weight is given to them.
+        slots = paged_slots(pages, tl.minimum(position, last), PAGE_SIZE)
+        key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+        value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
+        products = block_products(query, key, CAP)
+        if REACH:
+            products = within(products, position, own, REACH)
+        # The branch needs the products, so that the last block's values are still being summed while they are computed.
+        if is_split_bound(start) | (start == full):
+            total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
+            products = tl.where(position[None, :] <= own[:, None], products, float("-inf"))
+            m, l, o = block_peak(products, SCALE, REACH), tl.zeros_like(l), tl.zeros_like(o)
+        else:
+            m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
+        l, o = add_block(m, l, o, products, value, SCALE)
+    total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     if SINKS:
         head = kv_head * GROUP + tl.arange(0, COLUMNS) % GROUP
         total_l, total_o = add_sink(total_m, total_l, total_o, sinks, head, used)
@@ -213,7 +154,6 @@ def prefill_attention(
     *,
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,
-    registers: int | None = None,
     form: AttentionForm = FULL,
     sinks: torch.Tensor | None = None,
 ) -> None:
@@ -221,10 +161,9 @@ def prefill_attention(
 
     bfloat16 q and out [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer, written for
     all rows; int32 page_table [lines, pages]. int32 tiles [T, 4] as `prefill_tiles` cuts them: first row, number of
-    rows (0 for padding), line, first position. `columns` (64 or 128, of codes 16 or 32 too), `stages` and
-    `registers`, a thread's at most, change no bit. head_dim is one of HEAD_DIMS. No kernel of the same pass writes
-    tiles: they are read while those may still run. sinks: float32 [heads], one more score of each head, which has no
-    value.
+    rows (0 for padding), line, first position. `columns` and `stages` change no bit. head_dim is one of HEAD_DIMS. No
+    kernel of the same pass writes tiles: they are read while those may still run. sinks: float32 [heads], one more
+    score of each head, which has no value.
     """
     _, heads, head_dim = q.shape
     kv_heads = len(keys)
@@ -256,9 +195,7 @@ def prefill_attention(
         REACH=form.reach,
         SINKS=form.sinks,
         STAGES=stages_of(stages, head_dim),
-        TILE=tile_of(keys, columns),
         warps=warps_of(columns),
-        maxnreg=registers,
     )
 
 
@@ -273,7 +210,6 @@ def prefill_attention_reference(
     *,
     columns: int = PREFILL_COLUMNS,
     stages: int = STAGES,  # noqa: ARG001  a twin takes what its kernel takes
-    registers: int | None = None,  # noqa: ARG001
     form: AttentionForm = FULL,
     sinks: torch.Tensor | None = None,
 ) -> None:

@@ -14,31 +14,24 @@ import triton.language as tl
 from slipstream_kernels.ops.attention_form import FULL, AttentionForm
 from slipstream_kernels.ops.gpu.attention_reference import committed_slots
 from slipstream_kernels.ops.gpu.attention_state import (
-    CODED,
     NO_PEAK,
-    PLAIN,
-    TURNED,
     AttentionPartials,
     absorb_block,
-    add_block,
-    block_peak,
     block_products,
     cap_scale,
     check_layout,
     empty_state,
-    raised,
+    load_columns,
+    load_rows,
+    paged_slots,
     score_scale,
     stages_of,
-    tile_of,
-    turned_back,
     warps_of,
     window_start,
     within,
 )
-from slipstream_kernels.ops.gpu.code_blocks import decoded, load_codes
-from slipstream_kernels.ops.gpu.fp8_rows import coded_operands, pointers_of
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.paged_rows import load_columns, load_rows, load_scales, paged_slots
 from slipstream_kernels.ops.gpu.position_splits import (
     BLOCK,
     num_splits,
@@ -64,15 +57,13 @@ class PrefixPrograms:
     stages: int
     """Of Triton's pipeline: two blocks are on their way while one is computed, their pages two blocks ahead of them."""
     registers: int | None
-    """Of a thread at most, in tiles of 64 columns or fewer; None: as many as the compiler likes."""
+    """Of a thread at most, in tiles of 64 columns; None: as many as the compiler likes."""
 
 
 ROWS_PROGRAMS = PrefixPrograms(_MULTIPROCESSORS * 2, 5, None)
 """Of bfloat16 rows, whose bytes bind."""
 CODES_PROGRAMS = PrefixPrograms(_MULTIPROCESSORS * 3, 4, 168)
 """Of codes: what binds is how long a block takes from its bytes to its products, so that more are at work at a time."""
-TURNED_PROGRAMS = PrefixPrograms(_MULTIPROCESSORS * 3, 1, 168)
-"""Of codes in tiles of fewer columns than 64, which have their stages in registers."""
 
 _NARROW = 64
 _BLOCK = tl.constexpr(BLOCK)
@@ -132,7 +123,6 @@ def _prefix_attention(
     CAP: tl.constexpr,
     REACH: tl.constexpr,
     STAGES: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> None:
     """Works off items and KV heads, a program every num_programs-th.
 
@@ -148,44 +138,24 @@ def _prefix_attention(
         release_next()
         pages = page_table + line.to(tl.int64) * pages_stride
         head_offset = kv_head.to(tl.int64) * head_stride
+        first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
         query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
-        query, units, ks, vs = coded_operands(query, key_scales, value_scales, kv_head, head_stride, HEAD_DIM)
-        m, l, o = empty_state(COLUMNS, HEAD_DIM, TILE)
+        m, l, o = empty_state(COLUMNS, HEAD_DIM)
         begin, stop = start_of_split(split), tl.minimum(start_of_split(split + 1), start_of_own_block(length))
         if REACH:
             begin = tl.maximum(begin, window_start(length - 1, REACH))
             row_of = first_row + tl.arange(0, COLUMNS) // GROUP
             own = length - 1 + tl.load(depths + row_of, mask=used, other=0)
             used = used & (begin < stop)
-        if TILE == TURNED:
-            k, v = keys + head_offset, values + head_offset
-            inside = tl.arange(0, _BLOCK)
-            slots = paged_slots(pages, tl.minimum(begin + inside, stop - 1), PAGE_SIZE)
-            key_codes, value_codes = load_codes(k, ks, slots, HEAD_DIM), load_codes(v, vs, slots, HEAD_DIM)
-            slots = paged_slots(pages, tl.minimum(begin + inside + _BLOCK, stop - 1), PAGE_SIZE)
-            for start in tl.range(begin, stop, _BLOCK, num_stages=1):
-                key, scales = decoded(key_codes[0], tl.float16), key_codes[1]
-                key_codes = load_codes(k, ks, slots, HEAD_DIM)
-                products = block_products(query, key, CAP, TILE, units, scales)
-                if REACH:
-                    products = within(products, start + inside, own, REACH, TILE)
-                m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE, 0, TILE)), TILE)
-                value, scales = decoded(value_codes[0], tl.bfloat16), value_codes[1]
-                value_codes = load_codes(v, vs, slots, HEAD_DIM)
-                slots = paged_slots(pages, tl.minimum(start + inside + 2 * _BLOCK, stop - 1), PAGE_SIZE)
-                l, o = add_block(m, l, o, products, value, SCALE, TILE, scales)
-        else:
-            for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
-                position = start + tl.arange(0, _BLOCK)
-                slots = paged_slots(pages, position, PAGE_SIZE)
-                k_scales, v_scales = load_scales(ks, vs, slots, TILE)
-                key = load_rows(keys + head_offset, slots, HEAD_DIM, NUMBER=tl.float16)
-                value = load_rows(values + head_offset, slots, HEAD_DIM, NUMBER=tl.bfloat16)
-                products = block_products(query, key, CAP, TILE, units, k_scales)
-                if REACH:
-                    products = within(products, position, own, REACH)
-                m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE, v_scales)
-        l, o = turned_back(l, o, TILE)
+        for start in tl.range(begin, stop, _BLOCK, num_stages=STAGES):
+            position = start + tl.arange(0, _BLOCK)
+            slots = paged_slots(pages, position, PAGE_SIZE)
+            key = load_rows(keys + head_offset, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+            value = load_rows(values + head_offset, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
+            products = block_products(query, key, CAP)
+            if REACH:
+                products = within(products, position, own, REACH)
+            m, l, o = absorb_block(m, l, o, products, value, SCALE)
         first = (first_row.to(tl.int64) * KV_HEADS + kv_head) * GROUP * splits_stride + split
         column = offset * splits_stride
         tl.store(m_out + first + column, m, mask=used)
@@ -218,16 +188,15 @@ def prefix_attention(
     bfloat16 q [rows, heads, head_dim], keys and values [kv_heads, slots, head_dim] of one layer; int32 page_table
     [lines, pages]. int32 segments [S, 4]: first row, number of rows (0 for padding), line, prefix length; a segment
     has at most columns // (heads // kv_heads) rows. int32 item_offsets [S + 1]: cumulative number of splits that hold
-    a block below the prefix's last. `columns`, 64 or 128, of codes 16 or 32 too, is the width of a program's products;
-    it changes no bit, nor do `programs`. head_dim is one of HEAD_DIMS. No kernel of the same pass writes segments and
-    offsets: they are read while those may still run.
+    a block below the prefix's last. `columns`, 64 or 128, is the width of a program's products; it changes no bit, nor
+    do `programs`. head_dim is one of HEAD_DIMS. No kernel of the same pass writes segments and offsets:
+    they are read while those may still run.
     """
     rows, heads, head_dim = q.shape
     kv_heads = len(keys)
     check_layout(q, keys, values, page_table)
     k, v = pointers_of(keys), pointers_of(values)
-    tile = tile_of(keys, columns)
-    cut = programs or {PLAIN.value: ROWS_PROGRAMS, CODED.value: CODES_PROGRAMS, TURNED.value: TURNED_PROGRAMS}[tile]
+    cut = programs or (ROWS_PROGRAMS if k.scales is None else CODES_PROGRAMS)
     assert partials.l.shape[:2] == (rows, heads)
     assert depths is not None or not form.reach
     launch(
@@ -259,9 +228,8 @@ def prefix_attention(
         CAP=cap_scale(head_dim, form),
         REACH=form.reach,
         STAGES=stages_of(cut.stages, head_dim),
-        TILE=tile,
         warps=warps_of(columns),
-        maxnreg=cut.registers if columns <= _NARROW else None,
+        maxnreg=cut.registers if columns == _NARROW else None,
     )
 
 

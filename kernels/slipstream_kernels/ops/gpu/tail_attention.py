@@ -24,17 +24,15 @@ from slipstream_kernels.ops.gpu.attention_state import (
     empty_state,
     first_seen,
     fold,
-    held_weight,
+    load_rows,
+    path_slots,
     power_of_two,
     score_scale,
-    tile_of,
-    turned_back,
     warps_of,
     window_start,
 )
-from slipstream_kernels.ops.gpu.fp8_rows import coded_operands, pointers_of
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import INTERPRETED, launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.paged_rows import load_rows, load_scales, path_slots
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, splits_below, start_of_own_block, start_of_split
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
@@ -140,7 +138,6 @@ def _tail_attention(
     CAP: tl.constexpr,
     REACH: tl.constexpr,
     SINKS: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> None:
     """One row's heads of one KV head a program.
 
@@ -159,27 +156,23 @@ def _tail_attention(
     path = paths + row * PATH
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
+    first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
     begin = start_of_own_block(prefix_length)
     own_begin = start_of_own_block(end)
     first = (row * KV_HEADS + kv_head) * GROUP
     copied = tl.minimum(tl.arange(0, _COLUMNS) // (_COLUMNS // HEADS), GROUP - 1)
     dims = tl.arange(0, HEAD_DIM)
     query = tl.load(q + (first + copied)[:, None] * HEAD_DIM + dims[None, :], cache_modifier=".cg")
-    query, units, ks, vs = coded_operands(query, key_scales, value_scales, kv_head, head_stride, HEAD_DIM)
 
     position = own_begin + tl.arange(0, _BLOCK)
     slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
-    seen = position < end
-    k_scales, v_scales = load_scales(ks, vs, slots, TILE, seen, True)
-    key = load_rows(keys, slots, HEAD_DIM, seen, True, tl.float16)
-    value = load_rows(values, slots, HEAD_DIM, seen, True, tl.bfloat16)
-    products = block_products(query, key, CAP, TILE, units, k_scales)
-    products = tl.where(seen[None, :], products, float("-inf"))
+    key = load_rows(keys, slots, HEAD_DIM, position < end, True, scales=key_scales, first_scale=first_scale)
+    value = load_rows(values, slots, HEAD_DIM, position < end, True, scales=value_scales, first_scale=first_scale)
+    products = tl.where((position < end)[None, :], block_products(query, key, CAP), float("-inf"))
     if REACH:
         products = tl.where((position >= first_seen(end - 1, REACH))[None, :], products, float("-inf"))
-    m, l, o = empty_state(_COLUMNS, HEAD_DIM, TILE)
-    m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE, v_scales)
-    l, o = turned_back(l, o, TILE)
+    m, l, o = empty_state(_COLUMNS, HEAD_DIM)
+    m, l, o = absorb_block(m, l, o, products, value, SCALE)
     own_m, own_l, own_o = _distinct(m, l, o, HEADS, HEAD_DIM)
 
     wait_for_previous()
@@ -201,20 +194,18 @@ def _tail_attention(
     if crossed:
         # The block where the prefix ends is full in this row's sequence: it goes on with the split that holds it.
         column = copied * splits_stride + split
-        held = stored & (column >= 0)
-        m = tl.load(m_in + column, mask=held, other=NO_PEAK)
-        l = held_weight(tl.load(l_in + column, mask=held, other=0.0), TILE)
-        o = tl.load(o_in + column[:, None] * HEAD_DIM + dims[None, :], mask=held[:, None], other=0.0)
+        seen = stored & (column >= 0)
+        m = tl.load(m_in + column, mask=seen, other=NO_PEAK)
+        l = tl.load(l_in + column, mask=seen, other=0.0)
+        o = tl.load(o_in + column[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None], other=0.0)
         position = begin + tl.arange(0, _BLOCK)
         slots = path_slots(pages, path, write_slots, position, prefix_length, end, PAGE_SIZE)
-        k_scales, v_scales = load_scales(ks, vs, slots, TILE)
-        key = load_rows(keys, slots, HEAD_DIM, NUMBER=tl.float16)
-        value = load_rows(values, slots, HEAD_DIM, NUMBER=tl.bfloat16)
-        products = block_products(query, key, CAP, TILE, units, k_scales)
+        key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+        value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
+        products = block_products(query, key, CAP)
         if REACH:
             products = tl.where((position >= first_seen(end - 1, REACH))[None, :], products, float("-inf"))
-        m, l, o = absorb_block(m, l, o, products, value, SCALE, TILE, v_scales)
-        l, o = turned_back(l, o, TILE)
+        m, l, o = absorb_block(m, l, o, products, value, SCALE)
         last_m, last_l, last_o = _distinct(m, l, o, HEADS, HEAD_DIM)
         total_m, total_l, total_o = fold(total_m, total_l, total_o, last_m, last_l, last_o)
     total_m, total_l, total_o = fold(total_m, total_l, total_o, own_m, own_l, own_o)
@@ -295,7 +286,6 @@ def tail_attention(
         CAP=cap_scale(head_dim, form),
         REACH=form.reach,
         SINKS=form.sinks,
-        TILE=tile_of(keys, _COLUMNS.value),
         warps=warps_of(_COLUMNS.value),
     )
 

@@ -22,20 +22,20 @@ from slipstream_kernels.ops.gpu.attention_state import (
     check_layout,
     empty_state,
     fold,
-    of_weights,
+    load_columns,
+    load_rows,
+    paged_slots,
+    path_slots,
     power_of_two,
     raised,
     score_scale,
     stages_of,
-    tile_of,
-    turned_back,
     warps_of,
     window_start,
     within,
 )
-from slipstream_kernels.ops.gpu.fp8_rows import coded_operands, pointers_of
+from slipstream_kernels.ops.gpu.fp8_rows import pointers_of
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
-from slipstream_kernels.ops.gpu.paged_rows import load_columns, load_rows, load_scales, paged_slots, path_slots
 from slipstream_kernels.ops.gpu.position_splits import BLOCK, is_split_bound, start_of_own_block
 from slipstream_kernels.ops.gpu.rounding import rounded
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
@@ -68,30 +68,26 @@ def _absorb_for_some(
     total_o: tl.tensor,
     products: tl.tensor,
     value: tl.tensor,
-    value_scales: tl.tensor | None,
     taking: tl.tensor,
     fresh: tl.tensor,
     SCALE: tl.constexpr,
     REACH: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """State and fold of splits after one more block of the columns that are `taking` it; the others keep theirs.
 
     Where the block begins a state, `fresh`, the one before is folded. products are -inf where masked.
     """
     begins = taking & fresh
-    folded_m, folded_l, folded_o = fold(total_m, total_l, total_o, m, l, o, TILE)
+    folded_m, folded_l, folded_o = fold(total_m, total_l, total_o, m, l, o)
     total_m = tl.where(begins, folded_m, total_m)
-    total_l = tl.where(of_weights(begins, TILE), folded_l, total_l)
+    total_l = tl.where(begins, folded_l, total_l)
     total_o = tl.where(begins[:, None], folded_o, total_o)
     products = tl.where(taking[:, None], products, float("-inf"))
     peak = tl.where(taking, block_peak(products, SCALE, REACH), m)
     higher = tl.where(begins, peak, tl.maximum(m, peak))
     shrink = tl.where(begins, 0.0, power_of_two(tl.minimum(m - higher, 0.0)))
-    next_l, next_o = add_block(
-        higher, l * of_weights(shrink, TILE), o * shrink[:, None], products, value, SCALE, TILE, value_scales
-    )
-    l = tl.where(of_weights(taking, TILE), next_l, l)
+    next_l, next_o = add_block(higher, l * shrink, o * shrink[:, None], products, value, SCALE)
+    l = tl.where(taking, next_l, l)
     o = tl.where(taking[:, None], next_o, o)
     return higher, l, o, total_m, total_l, total_o
 
@@ -124,7 +120,6 @@ def _tree_attention(
     REACH: tl.constexpr,
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
-    TILE: tl.constexpr,
 ) -> None:
     """One segment's heads of one KV head a program."""
     kv_head = tl.program_id(0)
@@ -140,10 +135,10 @@ def _tree_attention(
     pages = page_table + line.to(tl.int64) * pages_stride
     keys += kv_head.to(tl.int64) * head_stride
     values += kv_head.to(tl.int64) * head_stride
+    first_scale = kv_head.to(tl.int64) * (head_stride // HEAD_DIM)
     query, offset, used = load_columns(q, first_row, rows, kv_head, KV_HEADS * GROUP, GROUP, HEAD_DIM, COLUMNS)
-    query, units, ks, vs = coded_operands(query, key_scales, value_scales, kv_head, head_stride, HEAD_DIM)
-    m, l, o = empty_state(COLUMNS, HEAD_DIM, TILE)
-    total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM, TILE)
+    m, l, o = empty_state(COLUMNS, HEAD_DIM)
+    total_m, total_l, total_o = empty_state(COLUMNS, HEAD_DIM)
     row_of = first_row + tl.arange(0, COLUMNS) // GROUP
     begin = start_of_own_block(prefix_length)
     low = 0
@@ -153,19 +148,18 @@ def _tree_attention(
     for start in tl.range(low, begin, _BLOCK, num_stages=STAGES):
         position = start + tl.arange(0, _BLOCK)
         slots = paged_slots(pages, position, PAGE_SIZE)
-        k_scales, v_scales = load_scales(ks, vs, slots, TILE)
-        key = load_rows(keys, slots, HEAD_DIM, NUMBER=tl.float16)
-        value = load_rows(values, slots, HEAD_DIM, NUMBER=tl.bfloat16)
-        products = block_products(query, key, CAP, TILE, units, k_scales)
+        key = load_rows(keys, slots, HEAD_DIM, scales=key_scales, first_scale=first_scale)
+        value = load_rows(values, slots, HEAD_DIM, scales=value_scales, first_scale=first_scale)
+        products = block_products(query, key, CAP)
         if REACH:
             products = within(products, position, own, REACH)
         # The branch needs the products, so that the last block's values are still being summed while they are computed.
         if is_split_bound(start):
-            total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o, TILE)
+            total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
             m, l, o = block_peak(products, SCALE, REACH), tl.zeros_like(l), tl.zeros_like(o)
         else:
-            m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)), TILE)
-        l, o = add_block(m, l, o, products, value, SCALE, TILE, v_scales)
+            m, l, o = raised(m, l, o, tl.maximum(m, block_peak(products, SCALE)))
+        l, o = add_block(m, l, o, products, value, SCALE)
 
     end = prefix_length + tl.load(depths + row_of, mask=used, other=0)
     leaf_of = tl.load(leaves + row_of, mask=used, other=-1)
@@ -178,35 +172,32 @@ def _tree_attention(
             taking = leaf_of == row
             position = begin + tl.arange(0, _BLOCK)
             slots = path_slots(pages, path, write_slots, position, prefix_length, leaf_end, PAGE_SIZE)
-            seen = position < leaf_end
-            k_scales, v_scales = load_scales(ks, vs, slots, TILE, seen)
-            key = load_rows(keys, slots, HEAD_DIM, seen, NUMBER=tl.float16)
-            value = _finite(load_rows(values, slots, HEAD_DIM, seen, NUMBER=tl.bfloat16))
-            products = block_products(query, key, CAP, TILE, units, k_scales)
-            products = tl.where(position[None, :] < end[:, None], products, float("-inf"))
+            key = load_rows(keys, slots, HEAD_DIM, position < leaf_end, scales=key_scales, first_scale=first_scale)
+            value = _finite(
+                load_rows(values, slots, HEAD_DIM, position < leaf_end, scales=value_scales, first_scale=first_scale)
+            )
+            products = tl.where(position[None, :] < end[:, None], block_products(query, key, CAP), float("-inf"))
             if REACH:
                 products = within(products, position, own, REACH)
             m, l, o, total_m, total_l, total_o = _absorb_for_some(
-                m, l, o, total_m, total_l, total_o, products, value, v_scales,
-                taking, fresh, SCALE, REACH, TILE,
-            )  # fmt: skip
+                m, l, o, total_m, total_l, total_o, products, value, taking, fresh, SCALE, REACH
+            )
             if leaf_end > begin + _BLOCK:
                 position += _BLOCK
                 slots = path_slots(pages, path, write_slots, position, prefix_length, leaf_end, PAGE_SIZE)
-                seen = position < leaf_end
-                k_scales, v_scales = load_scales(ks, vs, slots, TILE, seen)
-                key = load_rows(keys, slots, HEAD_DIM, seen, NUMBER=tl.float16)
-                value = _finite(load_rows(values, slots, HEAD_DIM, seen, NUMBER=tl.bfloat16))
-                products = block_products(query, key, CAP, TILE, units, k_scales)
-                products = tl.where(position[None, :] < end[:, None], products, float("-inf"))
+                key = load_rows(keys, slots, HEAD_DIM, position < leaf_end, scales=key_scales, first_scale=first_scale)
+                value = _finite(
+                    load_rows(
+                        values, slots, HEAD_DIM, position < leaf_end, scales=value_scales, first_scale=first_scale
+                    )
+                )
+                products = tl.where(position[None, :] < end[:, None], block_products(query, key, CAP), float("-inf"))
                 if REACH:
                     products = within(products, position, own, REACH)
                 m, l, o, total_m, total_l, total_o = _absorb_for_some(
-                    m, l, o, total_m, total_l, total_o, products, value, v_scales,
-                    taking & crossed, crossed, SCALE, REACH, TILE,
-                )  # fmt: skip
-    total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o, TILE)
-    total_l, total_o = turned_back(total_l, total_o, TILE)
+                    m, l, o, total_m, total_l, total_o, products, value, taking & crossed, crossed, SCALE, REACH
+                )
+    total_m, total_l, total_o = fold(total_m, total_l, total_o, m, l, o)
     if SINKS:
         head = kv_head * GROUP + tl.arange(0, COLUMNS) % GROUP
         total_l, total_o = add_sink(total_m, total_l, total_o, sinks, head, used)
@@ -281,7 +272,6 @@ def tree_attention(
         REACH=form.reach,
         SINKS=form.sinks,
         STAGES=stages_of(stages, head_dim),
-        TILE=tile_of(keys, columns),
         warps=warps_of(columns),
     )
 

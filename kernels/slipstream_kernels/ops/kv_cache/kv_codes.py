@@ -1,8 +1,8 @@
 """Keys and values of 8 bits, and the one definition of the bfloat16 numbers that they stand for.
 
 A row is one head's key or value of one token. Its elements are numbers of e4m3 (arXiv 2209.05433) that share a scale.
-Attention reads a row's `decode`, but for GPUs, where scales multiply scores and weights: the same for powers of two.
-Whatever writes a row computes from that row alone.
+Whatever reads a row has the bits that it would have if the row's `decode` were stored in bfloat16; whatever writes one
+computes from that row alone.
 """
 
 from __future__ import annotations

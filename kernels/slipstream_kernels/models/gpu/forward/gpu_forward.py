@@ -23,10 +23,8 @@ from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeigh
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuffers
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.ops.attention_form import AttentionForm
-from slipstream_kernels.ops.gpu.attention_state import columns_of
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
-from slipstream_kernels.ops.gpu.prefill_attention import PREFILL_COLUMNS
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 
 Plan = PlanArrays[torch.Tensor]
@@ -254,18 +252,12 @@ class GpuForward:
             more = {"columns": b.columns, "form": form, "sinks": sinks}
             ops.tree_attention(b.q, keys, values, pages, page_size, *trees, b.attended, **more)
         elif not bucket.tiles_only:
-            self._attend_in_splits(bucket, plan, b, keys, values, form, sinks)
+            self._attend_in_splits(plan, b, keys, values, form, sinks)
         if len(plan.tiles):
-            columns = PREFILL_COLUMNS
-            if bucket.tiles_only and not bucket.has_trees:
-                columns = columns_of(1, self._weights.shard.group, keys, columns)
-            ops.prefill_attention(
-                b.q, keys, values, pages, page_size, plan.tiles, b.attended, columns=columns, form=form, sinks=sinks
-            )
+            ops.prefill_attention(b.q, keys, values, pages, page_size, plan.tiles, b.attended, form=form, sinks=sinks)
 
     def _attend_in_splits(
         self,
-        bucket: Bucket,
         plan: Plan,
         b: PassBuffers,
         keys: KVRows,
@@ -276,7 +268,6 @@ class GpuForward:
         """Attention of the rows that have no tile: those that decode come first."""
         ops, page_size, pages = self._ops, self._kv.page_size, self._tables.page_table
         q, partials, out = b.q[: len(plan.decode_rows)], b.partials, b.attended[: len(plan.decode_rows)]
-        columns = b.columns if bucket.has_trees else columns_of(1, self._weights.shard.group, keys, b.columns)
         ops.prefix_attention(
             q,
             keys,
@@ -286,7 +277,7 @@ class GpuForward:
             plan.segments,
             plan.item_offsets,
             partials,
-            columns=columns,
+            columns=b.columns,
             form=form,
             depths=b.depths,
         )
