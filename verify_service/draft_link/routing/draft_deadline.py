@@ -68,10 +68,13 @@ class DraftDeadline:
     def seconds_behind(self, mean_accepted: float, usual: float | None = None) -> float:
         """As `seconds_for`, of trees that a step under way has rows for already.
 
-        Without trees these rows are computed in vain: a wait is worth what the tokens are that trees bring.
+        Without trees these rows are computed in vain: a wait is worth what the tokens are that trees bring. Before any
+        step was measured it ends at the limit: a first round in vain would have the second one be doubted.
         """
         if self._share is None:
             return self.seconds_for(mean_accepted, usual)
+        if not (self._plain or self._drafted):
+            return self._limit
         brings = SAVED_SHARE * mean_accepted * self._usually if self._plain else 0.0
         return min(self._limit, max(self.seconds, brings))
 
