@@ -32,7 +32,8 @@ def decoded(folder: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("name", ["fp8", pytest.param("w4a16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["fp8", "w4a16"])
+@pytest.mark.slow
 def test_answers_are_those_of_the_decoded_model(
     name: str, demo_model: Path, demo_draft_model: Path, tmp_path: Path
 ) -> None:

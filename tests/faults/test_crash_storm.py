@@ -77,6 +77,7 @@ def test_those_that_queue_through_many_losses_are_answered(cluster):
     assert "ran alone" not in cluster.logs("gateway")
 
 
+@pytest.mark.slow
 def test_a_request_that_kills_is_found_and_all_others_are_answered(cluster):
     work = jobs(6, tokens=400)
     plain = tokens_of(ask(cluster, work))

@@ -56,6 +56,7 @@ def drafting(cluster, former):
     return found if busy and found.accepted_tokens >= former + ACCEPTED else None
 
 
+@pytest.mark.slow
 def test_no_request_notices_and_nothing_is_left(cluster, forks, tmp_path):
     requests = jobs(STREAMS, tokens=TOKENS)
     plain = tokens_of(ask(cluster, requests, STREAMS))

@@ -31,7 +31,8 @@ def drains(cluster, service):
     return httpx.get(f"{cluster.http_url}/ready", timeout=60).status_code == 503
 
 
-@pytest.mark.parametrize("service", [pytest.param("gateway", marks=pytest.mark.slow), "verify"])
+@pytest.mark.parametrize("service", ["gateway", "verify"])
+@pytest.mark.slow
 def test_streams_finish_and_new_requests_are_refused(model, service):
     with Cluster(model, draft=("ngram",), verify_args=PATIENT, gateway_args=PATIENT) as cluster:
         work = jobs(STREAMS, tokens=TOKENS, length=8)

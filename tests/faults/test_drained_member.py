@@ -6,6 +6,8 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 
+import pytest
+
 from benchmarks.lib.runner import verify_state
 from support.ask import wait_until
 from support.cluster import Cluster
@@ -43,6 +45,7 @@ def write(path, *addresses, draining=()):
     fresh.replace(path)
 
 
+@pytest.mark.slow
 def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path):
     path = tmp_path / "members.toml"
     structured = {

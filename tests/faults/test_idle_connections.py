@@ -89,6 +89,7 @@ def outcome(method, url, **arguments):
         return type(error).__name__
 
 
+@pytest.mark.slow
 def test_streams_go_on_and_nothing_is_killed(served, log):
     before = served.facts()
     texts = [whole_text(served, index) for index in range(4)]
@@ -122,6 +123,7 @@ def test_streams_go_on_and_nothing_is_killed(served, log):
     assert "starts again" not in log.read_text()
 
 
+@pytest.mark.slow
 def test_both_ports_serve_as_before_afterwards(served):
     def answers():
         try:

@@ -13,7 +13,7 @@ from verify_service.core.engine_config import EngineConfig
 LOOP = EngineConfig(num_pages=256, page_size=4, max_running=6, prefill_chunk=24, step_nodes=96)
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_tokens_are_plain_decodings(model: CausalLM, temperature: float, seed: int) -> None:
     asked = some_requests(temperature)

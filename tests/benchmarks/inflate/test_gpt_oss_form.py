@@ -78,6 +78,7 @@ def test_weights_are_the_mixtures_but_for_slope_and_rounding(folders: dict[str, 
         )
 
 
+@pytest.mark.slow
 def test_logits_are_near_the_dense_models(dense: Path, folders: dict[str, Path]) -> None:
     vocab = ModelConfig.from_folder(dense).vocab_size
     tokens = np.random.default_rng(0).integers(4, vocab, 200).tolist()

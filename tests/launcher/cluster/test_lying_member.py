@@ -22,6 +22,7 @@ def directory():
     return found
 
 
+@pytest.mark.slow
 def test_a_member_that_serves_another_model_gets_no_request_and_costs_no_token(tiny_model, tiny_draft_model, directory):
     wanted = jobs(12, tokens=24)
     with Cluster(tiny_model, gateway=False) as honest, Cluster(tiny_draft_model, gateway=False) as liar:

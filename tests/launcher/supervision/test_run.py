@@ -31,6 +31,7 @@ def started(hang: float, *rest: str, server: Path = SERVER, start: float = 600.0
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_service_that_hangs_is_ended():
     with started(1.0, "600", "0") as running:
         assert [running.stdout.readline() for _ in range(2)] == ["ready\n", "asked again\n"]

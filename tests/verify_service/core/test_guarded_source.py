@@ -18,6 +18,7 @@ ARGUMENTS = {
     "begin": (None,),
     "commit": ([],),
     "collect": ([ONE, TWO],),
+    "drafts_behind": ([ONE],),
     "expects": ([ONE],),
     "end": (ONE, FinishReason.STOP),
     "enqueue_draft": ([], None),

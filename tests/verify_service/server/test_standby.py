@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from launcher.services.process import discard_log
 from launcher.services.standby_spawner import StandbySpawner
 from launcher.supervision.cluster import Cluster
@@ -9,6 +11,7 @@ from support.ask import ask, jobs, tokens_of
 from support.cluster import Cluster as ForkedCluster
 
 
+@pytest.mark.slow
 def test_services_that_stood_by_answer_as_others_do(tiny_model):
     wanted = jobs(4, tokens=16)
     options = {"draft": ["ngram"], "verify_args": ["--num-pages", "64"]}
