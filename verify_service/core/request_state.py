@@ -141,6 +141,21 @@ class RequestState:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def unfollowed(self) -> tuple[RequestGrammar, list[int]] | None:
+        """Its grammar and the output that this has yet to be brought to; None where it stands there or there is none.
+
+        The output is copied only where it is needed.
+        """
+        grammar = self.grammar
+        return None if grammar is None or grammar.is_at(self.output_length) else (grammar, self.output_tokens)
+
+    def follow_output(self) -> None:
+        """Bring its grammar, if it has one, to its output; raises as `RequestGrammar.follow_output`."""
+        if (behind := self.unfollowed) is not None:
+            grammar, output = behind
+            grammar.follow_output(output)
+
+    @property
     def namespace(self) -> Namespace:
         return self.request.tenant, self.request.adapter_id
 

@@ -121,9 +121,7 @@ class ConstrainedPath:
         return VerifyResult(self.item, path, self._first_row, self._failure)
 
     def _begin(self) -> bool:
-        state = self.item.state
-        if not self._grammar.is_at(state.output_length):
-            self._grammar.follow_output(state.output_tokens)
+        self.item.state.follow_output()
         return self._go_on()
 
     def _take(self, token: int) -> bool:

@@ -132,11 +132,7 @@ class GpuConstraint:
         Meanwhile grammars follow the output so far: those without masks need not do so once the tokens are there.
         """
         held = [
-            (grammar, item.state.output_tokens)
-            for item in deciding
-            if (grammar := item.state.grammar) is not None
-            and not item.state.finished
-            and not grammar.is_at(item.state.output_length)
+            behind for item in deciding if not item.state.finished and (behind := item.state.unfollowed) is not None
         ]
         began, late = time.perf_counter(), ticket.done()
         self._together.follow(held)

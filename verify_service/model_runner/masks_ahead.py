@@ -149,13 +149,8 @@ class MasksAhead:
             grammar = self._items[due.place].state.grammar
             assert grammar is not None
             found.append((due, grammar))
-        self._together.follow(
-            [
-                (grammar, self._items[due.place].state.output_tokens)
-                for due, grammar in found
-                if due.node < 0 and not self._is_at_root(due)
-            ]
-        )
+        roots = [self._items[due.place].state for due, _ in found if due.node < 0]
+        self._together.follow([behind for state in roots if (behind := state.unfollowed) is not None])
         there = [(due, grammar) for due, grammar in found if self._goes_there(due, grammar)]
         asked = [(due, grammar) for due, grammar in there if grammar.has_begun]
         for due, grammar in there:
@@ -227,8 +222,7 @@ class MasksAhead:
         if not (due.rank == _NEEDED or grammar.may_draft):
             return False
         try:
-            if not self._is_at_root(due):
-                grammar.follow_output(item.state.output_tokens)
+            item.state.follow_output()
             if tree is not None and due.node >= 0:
                 with grammar.asked_for_drafts():
                     for above in tree.path(due.node):
@@ -239,11 +233,6 @@ class MasksAhead:
             _log.exception("a grammar could not be followed ahead")
             return False
         return True
-
-    def _is_at_root(self, due: _Due) -> bool:
-        """Whether a request's grammar stands at its output."""
-        state = self._items[due.place].state
-        return state.grammar is not None and state.grammar.is_at(state.output_length)
 
     def _leave_open(self, due: _Due, grammar: RequestGrammar) -> None:
         """In front of where a grammar begins any token may come, also of a row that is sampled under masks alone."""

@@ -316,7 +316,7 @@ class SpeculationController:
                 state.draft.num_unsent_tokens += len(tokens)
             return
         commits: list[Committed] = []
-        self._tree_sizer.takes_whole = launched or self._source.drafts_on_device()
+        self._optimizer.takes_whole = launched or self._source.drafts_on_device()
         self._tree_sizer.rests_at_once = False
         depths = self._tree_sizer.depths([state for state, _ in drafted], running)
         asking = [state for (state, _), depth in zip(drafted, depths, strict=True) if depth > 0]

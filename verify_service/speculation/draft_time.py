@@ -193,7 +193,7 @@ class DraftTimeModel:
         if uses <= _FIRST_USES and seconds > (_CAPTURE_BEHIND if behind else _CAPTURE) * guess:
             return
         told, (expected,) = self._expected(asked, running, (levels,))
-        if told and not came and seconds < self.seconds(asked, running, levels):
+        if told and not came and seconds < guess:
             return
         waits = self._waits[told].setdefault(size, _Waits(seen_at=self._now))
         if waits.observe(expected, seconds, self._now):

@@ -78,7 +78,7 @@ class GoodputOptimizer:
         """Chance of a level by proposer, as it was known when the last probe began."""
         self._presence = 1.0
         self.takes_whole = False
-        """Whether steps verify trees as they are drafted."""
+        """Whether steps verify trees as they are drafted, be they of many requests."""
         self._nodes_per_level: dict[int, float] = {}
         """By how many bits the number of requests in the step has: the more there are, the fewer nodes pay."""
         self._memos = _Memo(), _Memo()

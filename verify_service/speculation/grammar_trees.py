@@ -13,7 +13,6 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.grammar.drafting import forced_tree, legal_part
 from verify_service.grammar.forced_texts import GRAMMAR
 from verify_service.grammar.matcher import GrammarFailure
-from verify_service.grammar.request_grammar import RequestGrammar
 from verify_service.grammar.together import Together
 from verify_service.model_runner.device_trees import read_tree
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
@@ -46,7 +45,7 @@ class GrammarTrees:
         if isinstance(tree, DeviceTree):
             tree = read_tree(tree)
         began = time.perf_counter()
-        legal = legal_part(grammar, tree) if tree is not None and len(tree) and _catch_up(state, grammar) else None
+        legal = legal_part(grammar, tree) if tree is not None and len(tree) and _catch_up(state) else None
         self.seconds += time.perf_counter() - began
         return legal
 
@@ -56,13 +55,7 @@ class GrammarTrees:
         if not held:
             return
         began = time.perf_counter()
-        self._together.follow(
-            [
-                (grammar, item.state.output_tokens)
-                for item in held
-                if (grammar := item.state.grammar) and not grammar.is_at(item.state.output_length)
-            ]
-        )
+        self._together.follow([behind for item in held if (behind := item.state.unfollowed) is not None])
         forced = [(item, tree) for item in held if (tree := self._forced(item)) is not None]
         if forced:
             self._attach(items, forced)
@@ -87,7 +80,7 @@ class GrammarTrees:
         state, grammar = item.state, item.state.grammar
         if grammar is None or not item.decides or item.count != 1:
             return None
-        if not _catch_up(state, grammar) or isinstance(item.tree, DeviceTree):
+        if not _catch_up(state) or isinstance(item.tree, DeviceTree):
             return None
         tree = forced_tree(grammar, min(state.draft.max_nodes - 1, self._step_nodes), state.depth_left)
         return tree if tree is not None and (item.tree is None or tree.depth > item.tree.depth) else None
@@ -102,12 +95,10 @@ def _may_draft(state: RequestState) -> bool:
     return state.grammar is not None and state.request.speculation.enabled is not False
 
 
-def _catch_up(state: RequestState, grammar: RequestGrammar) -> bool:
-    """Bring a grammar to its request's output; return whether it can be followed that far, and is begun."""
-    if grammar.is_at(state.output_length):
-        return True
+def _catch_up(state: RequestState) -> bool:
+    """Bring a request's grammar to its output; return whether it can be followed that far."""
     try:
-        grammar.follow_output(state.output_tokens)
+        state.follow_output()
     except GrammarFailure:
         return False  # told when the step is decided
     except Exception:  # noqa: BLE001 - a step is for other requests, too

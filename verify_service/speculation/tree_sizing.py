@@ -107,7 +107,7 @@ class TreeSizer:
         if not draft.adaptive:
             return most
         nodes = self._optimizer.nodes_per_level(running, max(1.0, AT_FIRST / max(1, running)))
-        if self.takes_whole and running > 1:
+        if self._optimizer.takes_whole and running > 1:
             draft.requested_rows = min(most, 1 + max(depth, int(WHOLE_SPARE * depth * nodes)))
             return draft.requested_rows
         wanted = min(most, 1 + max(depth, ceil(SPARE * depth * nodes)))
@@ -127,15 +127,6 @@ class TreeSizer:
         if size not in self._weighed:
             self._weighed[size] = self._optimizer.would_pay(_candidate(state), expected)
         return self._weighed[size]
-
-    @property
-    def takes_whole(self) -> bool:
-        """Whether steps verify trees as they are drafted, be they of many requests."""
-        return self._optimizer.takes_whole
-
-    @takes_whole.setter
-    def takes_whole(self, whole: bool) -> None:
-        self._optimizer.takes_whole = whole
 
     @property
     def _num_warm(self) -> int:

@@ -40,3 +40,26 @@ def test_tokens_under_way_count_as_soon_as_a_step_decides_them() -> None:
     state.kv.num_computed_tokens, state.num_output_placeholders = 4, 2
     assert (state.length, state.num_unscheduled_tokens, state.depth_left) == (5, 1, 0)
     assert state.finish_reason is None
+
+
+class Follower:
+    """A grammar that follows whatever comes."""
+
+    def __init__(self) -> None:
+        self.followed: list[int] = []
+
+    def is_at(self, length: int) -> bool:
+        return length == len(self.followed)
+
+    def follow_output(self, tokens: list[int]) -> None:
+        self.followed = tokens
+
+
+def test_a_grammar_is_brought_to_the_output_where_it_is_not_there_yet() -> None:
+    state, grammar = admitted(CONFIG, (1, 3), output=(5, 6)), Follower()
+    state.follow_output()
+    assert state.unfollowed is None, "there is no grammar"
+    state.grammar = grammar  # type: ignore[assignment]  # as much of one as is asked here
+    assert state.unfollowed == (grammar, [5, 6])
+    state.follow_output()
+    assert (grammar.followed, state.unfollowed) == ([5, 6], None)

@@ -392,12 +392,9 @@ def test_rows_are_asked_for_by_what_was_worth_them_and_hardly_ever_a_few_less() 
 
 def test_of_trees_that_are_verified_whole_no_node_is_asked_for_to_spare_unless_a_level_has_many() -> None:
     made, (state, other) = budget(FREE), requests(2)
-    wishes = TreeSizer(made, 512)
-    wishes.takes_whole = True
+    wishes, made.takes_whole = TreeSizer(made, 512), True
     state.draft.max_nodes = other.draft.max_nodes = 64
-    for _ in range(100):
-        made.observe_nodes(64, nodes=3, depth=3)
-        made.observe_nodes(4, nodes=12, depth=3)
-    assert wishes.rows(state, 3, 64) == 1 + 3
-    assert wishes.rows(state, 2, 64) == 1 + 2, "a little less is asked for at once"
+    for running, nodes in [(64, 3), (4, 12)] * 100:
+        made.observe_nodes(running, nodes=nodes, depth=3)
+    assert [wishes.rows(state, depth, 64) for depth in (3, 2)] == [1 + 3, 1 + 2]
     assert wishes.rows(other, 3, 4) == 1 + 14
