@@ -117,8 +117,8 @@ def iterate_weights(
 ) -> Iterator[tuple[str, torch.Tensor | QuantisedWeight]]:
     """Name and tensor of all `expected_shapes`, or of `only` these, one after the other: quantised, or in bfloat16.
 
-    Linear layers that are stored quantised, and a Llama-4's experts that are one tensor, are taken apart on `device`,
-    where they are then. Wider types are rounded; norms' weights that the file has less one are float32. Tensors that
+    Linear layers and experts that are stored quantised, and a Llama-4's experts that are one tensor, are taken apart on
+    `device`, where they are then. Wider types are rounded; norms' weights that the file has less one are float32. Tensors that
     are not `used_names` are left out. Raises CheckpointError, before any is read, unless names, shapes and types of all
     others fit exactly; and where a quantised weight's tensors contradict one another.
     """
@@ -144,7 +144,7 @@ def iterate_weights(
                 elif not config.packed_experts or not name.endswith((BLOCKS, SCALES)):
                     weight = file.read(name).to(torch.bfloat16)
                 elif name.endswith(BLOCKS):
-                    weight = _read_experts(name.removesuffix(BLOCKS), path, file, places)
+                    weight = _read_experts(name.removesuffix(BLOCKS), path, file, places, device)
                 else:
                     continue
                 for each, part in computed(config, whole, weight, device):
@@ -222,13 +222,15 @@ def _read_module(
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _read_experts(name: str, path: Path, file: WeightFile, places: Mapping[str, Path]) -> list[QuantisedWeight]:
+def _read_experts(
+    name: str, path: Path, file: WeightFile, places: Mapping[str, Path], device: torch.device | str
+) -> list[QuantisedWeight]:
     """The experts of a layer, whose codes lie in `file`, at `path`."""
     place = places[name + SCALES]
     with ExitStack() as stack:
         source = file if place == path else stack.enter_context(open_weights(place))
-        scales = source.read(name + SCALES)
-    return mxfp4_weights(file.read(name + BLOCKS), scales, f"{place}: {name}")
+        scales = source.read(name + SCALES).to(device)
+    return mxfp4_weights(file.read(name + BLOCKS).to(device), scales, f"{place}: {name}")
 
 
 def _check_headers(
