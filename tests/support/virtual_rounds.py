@@ -292,7 +292,7 @@ class Rounds:
         seconds += self._machine.shared * beside
         self._clock.now = self._decided_at = self._clock.now + seconds
         decisions = [VerifyResult(item, self._walk(item), 0) for item in items]
-        self.drafting.settle_wait(idle)
+        self.drafting.settle_wait(idle, len(items))
         self.drafting.observe_step(decisions, len(items), nodes, seconds, awake)
         going_on, output = [], 0
         for item, walk, *_ in decisions:

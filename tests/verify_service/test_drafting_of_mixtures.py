@@ -89,8 +89,8 @@ def test_a_lone_request_is_not_drafted_for_where_its_nodes_wake_too_much(monkeyp
 def test_what_children_and_siblings_wake_is_drafted_by(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, running: int, counts: tuple[float, float], gain: float
 ) -> None:
-    """Tokens a second where the engine tells how many experts are awake, over those where it does not: where nodes wake
-    less than others would, trees pay which did not seem to; where trees paid anyhow, nothing is lost.
+    """Tokens a second over plain decoding's, as far as trees pay that wake less than others would; to be told how many
+    experts are awake never loses any.
     """
     shares = []
     for told in (False, True):
@@ -98,5 +98,5 @@ def test_what_children_and_siblings_wake_is_drafted_by(
         rounds.head.chances = TREE
         rounds.run(60)
         shares.append(rounds.share_of_plain(rounds.rounds(150)))
-    assert shares[1] > LEAST
-    assert shares[1] > 0.98 * gain * shares[0]
+    assert shares[1] > 0.98 * gain
+    assert shares[1] > 0.98 * shares[0]

@@ -22,6 +22,12 @@ _LEAST_FACTOR, _MOST_FACTOR = 0.1, 10.0
 """Of what was measured at start-up, how much passes may take."""
 _MOST_OFF = 2.0
 """Times what is expected, or less by so many times, that one pass counts for: some capture a graph."""
+_PLAIN_KNOWN = 256
+"""Passes with nodes since the last one without, from which on they may as well tell what requests alone take.
+
+Before that it is nodes that take what is more than was expected: a pass of requests alone would look as dear as one
+with trees, and trees worth their price, as long as there are trees in all of them.
+"""
 PROFILED_CONTEXT = 1024
 """Tokens that each request has before it in the passes that are measured at start-up."""
 
@@ -31,7 +37,8 @@ class StepTimeModel:
 
     More nodes never cost less. Three factors correct the table: of what requests take without nodes, of what nodes add
     to that, and of what reading the context adds beyond that of the measured passes. A pass moves each by its share
-    (normalised least mean squares). All answers are for requests of the mean context of the latest pass.
+    (normalised least mean squares), one with nodes the first and the last the less the newer the last one without is.
+    All answers are for requests of the mean context of the latest pass.
     """
 
     def __init__(self, measured: Iterable[tuple[int, int, float]], experts: ExpertForm | None = None) -> None:
@@ -53,6 +60,8 @@ class StepTimeModel:
         self._table = np.maximum.accumulate(np.maximum.accumulate(self._rising(by_requests), axis=1), axis=0)
         """[requests, nodes]"""
         self._plain = self._drafted = self._read = 1.0
+        self._since_plain = _PLAIN_KNOWN
+        """Passes with nodes since the last one without."""
         self._token_seconds = self._seconds_of_a_token()
         self._beyond = 0.0
         """Tokens that a request of the latest pass has beyond the profiled context; may be negative."""
@@ -92,10 +101,12 @@ class StepTimeModel:
         added, read = whole - plain, requests * self._token_seconds * self._beyond
         expected = max(self._plain * plain + self._drafted * added + self._read * read, _LEAST_FACTOR * plain)
         seen = min(max(seconds, expected / _MOST_OFF), expected * _MOST_OFF)
-        step = FAST * (seen - expected) / (plain * plain + added * added + read * read)
+        self._since_plain = min(self._since_plain + 1, _PLAIN_KNOWN) if added else 0
+        share = self._since_plain / _PLAIN_KNOWN if added else 1.0
+        step = FAST * (seen - expected) / (share * (plain * plain + read * read) + added * added)
         self._plain, self._drafted, self._read = (
             min(max(factor + step * part, _LEAST_FACTOR), _MOST_FACTOR)
-            for factor, part in ((self._plain, plain), (self._drafted, added), (self._read, read))
+            for factor, part in ((self._plain, share * plain), (self._drafted, added), (self._read, share * read))
         )
 
     def excess(self, requests: int, seconds: float) -> float:

@@ -132,7 +132,7 @@ class StepQueue:
         times = self._engine.times(step.launched)
         if times is not None:
             seconds = times.busy
-        self._speculation.settle_wait(None if times is None else times.idle)
+        self._speculation.settle_wait(None if times is None else times.idle, len(step.items))
         self._resolve(decisions)
         return decisions, seconds
 

@@ -218,9 +218,10 @@ class SpeculationController:
         """Have the host know those trees of a step, just launched, that only a device knew; return if there are any."""
         return self._on_device.read(items)
 
-    def settle_wait(self, idle: float | None) -> None:
-        """Settle what the step just decided waited for trees: `idle` seconds of the engine before it, if known."""
-        self._draft_latency.settle(idle)
+    def settle_wait(self, idle: float | None, requests: int) -> None:
+        """Settle what the step just decided, of so many, waited for trees: `idle` seconds of the engine, if known."""
+        if not self._draft_latency.settle(idle) and idle is not None:
+            self._optimizer.observe_idle(requests, idle)
 
     def _choose(
         self, arrived: Sequence[tuple[ScheduledRequest, TokenTree]], items: Sequence[ScheduledRequest], waited: float
@@ -287,7 +288,8 @@ class SpeculationController:
             if self.experts is not None:
                 trees = [item.tree for item, *_ in decisions if item.tree is not None]
                 rows = self.experts.observe(requests, nodes, trees, awake)
-            self._optimizer.observe_pass(requests, rows, seconds, mean_context(decisions))
+            drafted = sum(len(right) for _, right in verified)
+            self._optimizer.observe_pass(requests, rows, seconds, mean_context(decisions), drafted)
         self._optimizer.prepare()
         self._node_selector.prepare()
 

@@ -70,13 +70,15 @@ class DraftLatency:
         if self._newest is not None and self._newest.behind:
             self._newest = self._newest._replace(seconds=time.perf_counter() - self._begun)
 
-    def settle(self, idle: float | None) -> None:
-        """End the newest wait, as its step is decided. `idle`: seconds that the engine idled before the step, if known.
+    def settle(self, idle: float | None) -> bool:
+        """End the newest wait, as its step is decided; return whether there was any.
+
+        idle: seconds that the engine idled before the step, if known.
 
         All of them count where the step waited for trees: without trees it had been launched earlier.
         """
         if (wait := self._newest) is None:
-            return
+            return False
         if idle is not None:
             idle = min(idle, _MOST_IDLE * self._optimizer.step_time.seconds(1))
             if wait.behind:
@@ -88,6 +90,7 @@ class DraftLatency:
                 wait = wait._replace(seconds=idle)
         self._over.append(wait)
         self._newest = None
+        return True
 
     @property
     def seconds(self) -> float:

@@ -9,12 +9,20 @@ REST_AFTER = 8
 
 While none pay, as many pass from one weighing of trees to the next.
 """
+OPEN_AFTER = 4
+"""Weighings in a row that find that trees pay, at numbers of requests alike, before a pause is over.
+
+As one load ends and the next begins few requests run for some steps; that all are drafted for then, and made ready for
+it, costs more than it brings.
+"""
 PROBE_EVERY, PROBE_STEPS = 128, 2 * KEPT_WAITS
 """Steps from one probe to the next, and of a probe: as many rounds as outvote the waits kept from before."""
 READY_BEFORE = 32
 """Steps before a probe from which on drafters of a few requests are told all: states of a prompt take that long."""
 PROBE_COST = 0.01
 """Of the time in which no trees pay, what probes may take; those of a drafter that is slow are shorter and rarer."""
+BARRED = 1024
+"""Steps at most for which what trees cost more than they brought, before they were given up, bars them at that load."""
 PROBES_IN_VAIN = 4
 """Probes after each of which, as none found that trees pay, twice as many steps pass between them.
 
@@ -36,6 +44,8 @@ class SpeculationGate:
         """In a row."""
         self._profitable_steps = 0
         """In a row."""
+        self._promising = 0
+        """Weighings in a row, in a pause, that found that trees pay."""
         self._probe_at = PROBE_EVERY
         """The step of the next probe, counted as `unprofitable_steps`."""
         self._probes = 0
@@ -43,7 +53,13 @@ class SpeculationGate:
         self._could_pay = True
         """Whether trees may pay if only they are right; where they cannot, no probe is due."""
         self._waited = self._slowed = 0.0
-        """Of the last probe, in plain steps: what it waited, and what steps before it took longer for its sake."""
+        """Of the last probe, in plain steps: what it waited, and what its steps and those before took longer for it."""
+        self._size = 0
+        """By how many bits the number of requests in the step has."""
+        self._lost = 0.0
+        """What trees have cost since they were begun at this size, less what they brought, in plain steps."""
+        self._barred, self._barred_size = 0, 0
+        """Steps for which there are none at this size and beyond."""
         self._remembered = 0
         """Steps since any trees paid, or what they cost was forgotten."""
         self._forget_after = FORGET_EARLY
@@ -61,7 +77,8 @@ class SpeculationGate:
     @property
     def rests(self) -> bool:
         """Whether drafting is paused for all requests, after the next step without trees too."""
-        return self.paused and not (self._could_pay and self.unprofitable_steps + 1 >= self._probe_at - READY_BEFORE)
+        readies = self._could_pay and self.unprofitable_steps + 1 >= self._probe_at - READY_BEFORE
+        return self.paused and not (self._promising or readies)
 
     @property
     def probe_nears(self) -> bool:
@@ -84,6 +101,16 @@ class SpeculationGate:
         dear = self._waited >= PROBE_COST * PROBE_EVERY
         return self.probing and (dear or self.unprofitable_steps + 1 >= self._probe_at + PROBE_STEPS)
 
+    def opens(self, requests: int, *, promising: bool) -> bool:
+        """Take in whether trees would pay in the next step, of so many requests; return whether there are to be any."""
+        if requests.bit_length() != self._size:
+            self._size, self._lost, self._promising = requests.bit_length(), 0.0, 0
+        promising &= not (self._barred and self._size >= self._barred_size)
+        if not self.paused:
+            return promising
+        self._promising = self._promising + 1 if promising else 0
+        return self._promising >= OPEN_AFTER
+
     def step(self, *, profitable: bool, learned: bool = False) -> bool:
         """Count a step; return whether what trees of all requests cost is to be forgotten.
 
@@ -94,6 +121,9 @@ class SpeculationGate:
             return False
         self._profitable_steps, ends = 0, self.probe_ends
         self.unprofitable_steps += 1
+        self._barred = max(0, self._barred - 1)
+        if self.unprofitable_steps == REST_AFTER:
+            self._bar()
         if ends and learned:
             self._probe_at = self.unprofitable_steps
         elif ends:
@@ -124,25 +154,33 @@ class SpeculationGate:
         self.unprofitable_steps = max(self.unprofitable_steps, REST_AFTER + 1)
 
     def charge(self, steps: float, *, late: bool = False) -> None:
-        """Count what a step waited for a probe's trees, in plain steps. late: it was of the probe that is over."""
+        """Count what a step waited for trees, in plain steps. late: for those of a probe that is over."""
         if self.probing:
             self._waited += steps
         elif late:
             self._probe_at += int(steps / PROBE_COST)
+        elif not self.paused:
+            self._lost += steps
 
     def slow(self, steps: float) -> None:
-        """Count what a plain step took longer than others as drafters were made ready, or less, in plain steps."""
+        """Count what a step took longer than a plain one for the sake of trees, less what those brought.
+
+        steps: in plain steps, below 0 where it took less.
+        """
         if self.keeps_ready:
             self._slowed += steps
+        elif not self.paused:
+            self._lost += steps
 
     def open(self) -> None:
         """Begin to count anew."""
-        self.unprofitable_steps = self._remembered = 0
+        self.unprofitable_steps = self._remembered = self._promising = 0
         self._probe_at, self._probes = PROBE_EVERY, 0
         self._waited = self._slowed = 0.0
 
     def _pay(self) -> None:
         """Count a step in which trees pay. A few in a row may be noise, and do not clear what probes have cost."""
+        self._promising = 0
         self._profitable_steps += 1
         if self._profitable_steps > REST_AFTER:
             self.open()
@@ -151,6 +189,13 @@ class SpeculationGate:
             return
         self._probe_at = max(PROBE_EVERY, self._probe_at - self.unprofitable_steps, self._steps_paid_for())
         self.unprofitable_steps = self._remembered = 0
+
+    def _bar(self) -> None:
+        """Have trees that were just given up pay for what they have cost before they are tried again at such a load."""
+        steps = min(BARRED, int(self._lost / PROBE_COST))
+        self._lost = 0.0
+        if steps > self._barred:
+            self._barred, self._barred_size = steps, self._size
 
     def _settle(self) -> None:
         """Settle when the next probe is, as one in vain is over."""

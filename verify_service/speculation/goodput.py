@@ -77,6 +77,8 @@ class GoodputOptimizer:
         self._before_probe: dict[str, float] = {}
         """Chance of a level by proposer, as it was known when the last probe began."""
         self._presence = 1.0
+        self._idle = 0.0
+        """Of an engine before a step without trees, in such steps, while none are wanted."""
         self.takes_whole = False
         """Whether steps verify trees as they are drafted, be they of many requests."""
         self._nodes_per_level: dict[int, float] = {}
@@ -125,15 +127,23 @@ class GoodputOptimizer:
         before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
         self._nodes_per_level[running.bit_length()] = before + FAST * (nodes / depth - before)
 
-    def observe_pass(self, requests: int, nodes: float, seconds: float, context: float) -> None:
-        """Take in a pass of requests with so many tokens each before them.
+    def observe_pass(self, requests: int, nodes: float, seconds: float, context: float, drafted: int = 0) -> None:
+        """Take in a pass of requests with so many tokens each before them, in which `drafted` tokens were output.
 
         What passes take longer as drafters are made ready for a probe is the probe's price, not theirs.
         """
+        if nodes or self.gate.keeps_ready:
+            self.gate.slow(self.step_time.excess(requests, seconds) - drafted / requests)
         if nodes or not self.gate.keeps_ready:
             self.step_time.observe(requests, nodes, seconds, context)
+
+    def observe_idle(self, requests: int, seconds: float) -> None:
+        """Take in what an engine idled before a step that waited for no trees; once as long as it takes at most."""
+        idle = min(1.0, seconds / self.step_time.seconds(requests))
+        if self.gate.keeps_ready or not self.gate.paused:
+            self.gate.slow(idle - self._idle)
         else:
-            self.gate.slow(self.step_time.excess(requests, seconds))
+            self._idle += FAST * (idle - self._idle)
 
     def observe_wait(
         self,
@@ -177,9 +187,8 @@ class GoodputOptimizer:
         self.draft_time.proposers = {candidate.proposer for candidate in candidates}
         own, whole = self._memos
         granted = self._choose(own, candidates, requests, nodes)
-        self.is_profitable = (
-            any(self._choose(whole, (*candidates, *others), requests, nodes)) if others else any(granted)
-        )
+        promising = any(self._choose(whole, (*candidates, *others), requests, nodes)) if others else any(granted)
+        self.is_profitable = self.gate.opens(max(requests, 1), promising=promising)
         asking = len(candidates) + len(others)
         if asking:
             plain = self.step_time.seconds(max(requests, 1), nodes)

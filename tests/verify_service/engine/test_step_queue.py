@@ -273,12 +273,12 @@ def test_beyond_a_tree_a_step_is_launched_where_no_other_tree_is_expected() -> N
 def test_a_step_took_what_the_engine_says_and_its_trees_cost_what_the_engine_idled_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settled: list[float | None] = []
-    monkeypatch.setattr(SpeculationController, "settle_wait", lambda _, idle: settled.append(idle))
+    settled: list[tuple[float | None, int]] = []
+    monkeypatch.setattr(SpeculationController, "settle_wait", lambda _, *told: settled.append(told))
     pipeline, engine = bench(1)
     state = decoding()
     for engine.measured in (StepTimes(idle=0.25, busy=0.5), None):
         pipeline.launch(row(state))
         _, seconds = pipeline.decide(pipeline.next())
         assert (seconds == 0.5) == (engine.measured is not None)
-    assert settled == [0.25, None]
+    assert settled == [(0.25, 1), (None, 1)]

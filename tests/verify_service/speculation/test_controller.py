@@ -98,7 +98,7 @@ def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(co
     assert drafting.read([item])
     assert source.waits == [[state.key]]
     assert (item.tree, item.profitable_nodes is None) == (tree or None, count == 0)
-    drafting.settle_wait(None)
+    drafting.settle_wait(None, 1)
     drafting.observe_step([VerifyResult(item, AcceptedPath((), (3,)), 0)], 1, 6, 1e-3)
     assert sum(budget.draft_time._uses.values()) == 1
     assert state.draft.acceptance.tried == (1 if count else 0)
@@ -204,7 +204,7 @@ def test_what_an_engine_idles_for_the_sake_of_trees_is_part_of_their_price(secon
         state.draft.awaiting_tree = True
         item = ScheduledRequest(state, 1)
         drafting.attach_trees([item])
-        drafting.settle_wait(seconds)
+        drafting.settle_wait(seconds, 1)
         drafting.observe_step([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
     drafting.send_commits([(state, (1,))], 1)
     assert state.draft.awaiting_tree == asks
@@ -219,7 +219,7 @@ def test_trees_outlive_an_engine_that_idles_once_for_long() -> None:
         state.draft.awaiting_tree = True
         item = ScheduledRequest(state, 1)
         drafting.attach_trees([item])
-        drafting.settle_wait(seconds)
+        drafting.settle_wait(seconds, 1)
         drafting.observe_step([VerifyResult(item, AcceptedPath((0, 1), (1, 2, 9)), 0)], 1, 2, 1.4e-3)
     drafting.send_commits([(state, (1,))], 1)
     assert state.draft.awaiting_tree

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from verify_service.speculation.gate import (
+    BARRED,
     FORGET_EARLY,
     FORGET_FIRST,
+    OPEN_AFTER,
     PROBE_COST,
     PROBE_EVERY,
     PROBE_STEPS,
@@ -164,3 +168,36 @@ def test_a_probe_that_finds_that_trees_could_not_pay_is_over_and_still_paid_for(
         gate.step(profitable=False)
     gate.judge(could_pay=True)
     assert probes(gate, int(20.0 / PROBE_COST))[:1] == [int(20.0 / PROBE_COST) - PROBE_EVERY]
+
+
+def test_a_pause_is_over_once_trees_paid_at_one_load_for_some_steps() -> None:
+    gate = opened()
+    for _ in range(REST_AFTER + 1):
+        gate.step(profitable=gate.opens(64, promising=False))
+    for requests in (41, 41, 24, 24, 41, 41, 64, 64):
+        gate.step(profitable=gate.opens(requests, promising=True))
+    assert gate.paused
+    opens = []
+    while gate.paused:
+        opens.append(gate.opens(64, promising=True))
+        assert not gate.rests, "the next step is weighed, too"
+        gate.step(profitable=opens[-1])
+    assert opens == [False] * (OPEN_AFTER - 3) + [True]
+
+
+@pytest.mark.parametrize("waited", [True, False])
+@pytest.mark.parametrize(("lost", "steps"), [(3.0, 300), (-3.0, 0), (1e6, BARRED)])
+def test_trees_that_cost_more_than_they_brought_pay_for_it_before_they_are_tried_again(
+    lost: float, steps: int, *, waited: bool
+) -> None:
+    gate = opened()
+    gate.step(profitable=gate.opens(64, promising=True))
+    gate.charge(lost) if waited else gate.slow(lost)
+    for _ in range(REST_AFTER):
+        gate.step(profitable=gate.opens(64, promising=False))
+    assert gate.opens(16, promising=True), "fewer requests are another load"
+    tries = 0
+    while not gate.opens(100, promising=True):
+        gate.step(profitable=False)
+        tries += 1
+    assert tries == pytest.approx(steps, abs=OPEN_AFTER)

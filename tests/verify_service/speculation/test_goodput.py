@@ -16,6 +16,7 @@ from verify_service.speculation.gate import (
     FORGET_EARLY,
     FORGET_FIRST,
     FORGET_LAST,
+    PROBE_COST,
     PROBE_EVERY,
     PROBE_STEPS,
     READY_BEFORE,
@@ -282,7 +283,10 @@ def test_trees_that_cost_too_much_are_tried_again_ever_more_rarely() -> None:
     tried = trials(made, 3 * FORGET_LAST, 1e-3)
     begun = [step for step in tried if step - 1 not in tried]
     pauses = [after - before for before, after in pairwise((0, *begun))]
-    assert pauses[:8] == pytest.approx([FORGET_EARLY * 2**time for time in range(8)], abs=16)
+    assert pauses[0] == pytest.approx(FORGET_EARLY, abs=16)
+    assert all(FORGET_EARLY * 2**time <= pause for time, pause in enumerate(pauses))
+    assert pauses[-4:] == pytest.approx([FORGET_LAST / 2**time for time in (3, 2, 1, 0)], abs=16)
+    assert pauses[1] > 1 / PROBE_COST, "a trial that cost steps is paid for before the next one"
     assert len(tried) <= 12 * len(begun)
 
 

@@ -118,9 +118,9 @@ def iterate_weights(
     """Name and tensor of all `expected_shapes`, or of `only` these, one after the other: quantised, or in bfloat16.
 
     Linear layers and experts that are stored quantised, and a Llama-4's experts that are one tensor, are taken apart on
-    `device`, where they are then. Wider types are rounded; norms' weights that the file has less one are float32. Tensors that
-    are not `used_names` are left out. Raises CheckpointError, before any is read, unless names, shapes and types of all
-    others fit exactly; and where a quantised weight's tensors contradict one another.
+    `device`, where they are then. Wider types are rounded; norms' weights that the file has less one are float32.
+    Tensors that are not `used_names` are left out. Raises CheckpointError, before any is read, unless names, shapes and
+    types of all others fit exactly; and where a quantised weight's tensors contradict one another.
     """
     files = weight_files(folder)
     modules = _quantised_modules(config)
