@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, Generic, TypeVar
 
@@ -70,8 +71,7 @@ class PlanLayout:
         self.bucket = bucket
         self._segment_rows = columns // group
         self._tile_rows = tile_rows
-        blocks = limits.max_context // BLOCK + 1
-        self._splits = np.array([num_splits(block * BLOCK) for block in range(blocks)], np.int32)
+        self._splits = _splits_of(limits.max_context // BLOCK + 1)
         decode_rows = min(bucket.rows, limits.max_decode_rows)
         tiles = most_tiles(bucket.rows, min(limits.max_running, bucket.rows), tile_rows) if bucket.has_prefill else 0
         self._kv_heads = kv_heads
@@ -163,6 +163,12 @@ class PlanLayout:
             self._places,
             words,
         )
+
+
+@cache
+def _splits_of(blocks: int) -> Int32:
+    """Splits of 0 to `blocks` - 1 full blocks, the same array for all layouts of a context. Not to be written."""
+    return np.array([num_splits(block * BLOCK) for block in range(blocks)], np.int32)
 
 
 class PlanLayouts:
