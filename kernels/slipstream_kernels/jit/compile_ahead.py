@@ -1,7 +1,8 @@
 """Triton kernels compiled side by side, before any of them runs.
 
 A kernel's first launch compiles it, and waits for that. A start meets some fifty kernels one after the other, though
-LLVM and `ptxas`, which take most of the time, would work on as many at a time as there are cores.
+LLVM and `ptxas`, which take most of the time, would work on as many at a time as there are cores. So would the C
+compiler, by which some versions of Triton make what launches a kernel, for each signature.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import triton
-from triton.runtime import jit
+from triton.runtime import driver, jit
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +27,20 @@ _ONE_AT_A_TIME = threading.Lock()
 _OF_THREAD = threading.local()
 _TOLD_SECONDS = 1.0
 """What takes longer is told."""
+
+
+class _WithLaunchers(triton.AsyncCompileMode):
+    """Also makes what launches a kernel, which is on the disk from then on, where it is compiled."""
+
+    def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
+        """See Triton's, which has the kernel compiled by another thread."""
+
+        def compiled() -> Any:
+            kernel = compile_fn()
+            driver.active.launcher_cls(kernel.src, kernel.metadata)
+            return kernel
+
+        return super().submit(key, compiled, finalize_fn)
 
 
 @contextmanager
@@ -58,7 +73,7 @@ def _compiling(threads: int) -> Iterator[None]:
         return kernel
 
     with ThreadPoolExecutor(threads, "compile") as pool:
-        mode = triton.AsyncCompileMode(pool)
+        mode = _WithLaunchers(pool)
         with mode:
             jit.JITFunction.run = compiled
             _OF_THREAD.compiles = True
