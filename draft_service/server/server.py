@@ -26,6 +26,7 @@ from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.lifecycle import run_until_terminated
 from slipstream.rpc.logs import set_up_logging
 from slipstream.rpc.metrics import serve_metrics
+from slipstream_kernels.device_start import begin_start
 
 _log = logging.getLogger("draft_service")
 
@@ -91,6 +92,7 @@ def run() -> int:
     settings = load_settings()
     set_up_logging("draft", settings.log_level, settings.log_format)
     raise_limit()
+    begin_start(settings.device)
     try:
         uvloop.run(serve(settings))
     except SlipstreamError as error:
