@@ -18,7 +18,7 @@ class Backoff:
     """Waiting times that double from `first` to `last` seconds, each shortened at random by up to a half."""
 
     first: float = 0.1
-    last: float = 2.0
+    last: float = 0.5
     _next: float = 0.0
 
     def reset(self) -> None:
