@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from slipstream.extras import explained
 from slipstream.rpc.experiments import leave_out_event_engine
 from slipstream.standard_streams import open_standard_streams
@@ -14,9 +16,10 @@ def main() -> None:
     leave_out_event_engine()
     with explained("device", "the verify service"):
         stand_by(_prepare)
+        begun = time.monotonic()
         from verify_service.server.command import run  # gRPC reads its environment when it is imported
 
-        run()
+        run(begun=begun)
 
 
 def _prepare() -> None:

@@ -17,8 +17,10 @@ from slipstream_kernels.models.cpu.adapter_table import most_adapter_bytes
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.invariance import probe_row_invariance
 from slipstream_kernels.models.kv_form import KVForm
+from slipstream_kernels.stage_times import StageTimes
 from verify_service.config import VerifySettings
 from verify_service.model_runner.factory import TargetModel
+from verify_service.server.host_kernels import begin_compiling
 from verify_service.server.memory_plan import check_feature_memory, plan_memory
 from verify_service.server.warm_up import warm_up
 
@@ -40,24 +42,32 @@ class Loaded:
     kv_cache_dtype: str
 
 
-def load(settings: VerifySettings) -> Loaded:
+def load(settings: VerifySettings, times: StageTimes | None = None) -> Loaded:
     """Read the weights, settle the memory, compile every kernel, and see that rows keep their bits; takes seconds.
 
-    Raises FailedPreconditionError where device, libraries or memory will not do, CheckpointError for the folder.
+    `times` is told of the stages. Raises FailedPreconditionError where device, libraries or memory will not do,
+    CheckpointError for the folder.
     """
+    times = times or StageTimes()
     if not settings.model.is_dir():
         raise FailedPreconditionError(f"--model: {no_such_folder(settings.model)}")
     _log.info("loading %s", settings.model)
+    host_kernels = None if settings.on_cpu else begin_compiling()
     max_context = _checked_context(settings)
     alone_on_cpu = settings.on_cpu and settings.tensor_parallel_size == 1
     form = kv_form(settings.model, ModelConfig.from_folder(settings.model), settings.kv_cache_dtype)
-    model, num_pages = (_load_cpu if alone_on_cpu else _load_gpu_model)(settings, max_context, form)
+    load_here = _load_cpu if alone_on_cpu else _load_gpu_model
+    model, num_pages = load_here(settings, max_context, form, times)
     warm_up(model, settings.engine_config(num_pages))
+    times.end("first steps")
     if settings.mode == "exact" and not _keeps_bits(model):
         raise FailedPreconditionError(
             f"on device {settings.device!r} a row's bits depend on its neighbours: exact mode cannot be kept here"
         )
     dtype = form.name("float32" if alone_on_cpu else "bfloat16")
+    if host_kernels is not None:
+        host_kernels.join()
+    times.end("checks")
     return Loaded(model, fingerprint(settings.model), num_pages, max_context, dtype)
 
 
@@ -75,8 +85,9 @@ def _checked_context(settings: VerifySettings) -> int:
     return settings.max_context or longest
 
 
-def _load_cpu(settings: VerifySettings, max_context: int, form: KVForm) -> tuple[CausalLM, int]:
+def _load_cpu(settings: VerifySettings, max_context: int, form: KVForm, times: StageTimes) -> tuple[CausalLM, int]:
     model = CausalLM.load(settings.model, device=settings.device, threads=settings.threads, kv_form=form)
+    times.end("weights")
     plan = plan_memory(
         num_pages=settings.num_pages,
         page_size=settings.page_size,
@@ -91,7 +102,9 @@ def _load_cpu(settings: VerifySettings, max_context: int, form: KVForm) -> tuple
     return model, plan.num_pages
 
 
-def _load_gpu_model(settings: VerifySettings, max_context: int, form: KVForm) -> tuple[TargetModel, int]:
+def _load_gpu_model(
+    settings: VerifySettings, max_context: int, form: KVForm, times: StageTimes
+) -> tuple[TargetModel, int]:
     """The GPU's engine; on the CPU, where only ranks of a shared model need it, it is made of the ops' twins."""
     _check_triton(settings)
     if not settings.on_cpu:
@@ -115,8 +128,9 @@ def _load_gpu_model(settings: VerifySettings, max_context: int, form: KVForm) ->
         max_adapter_rank=settings.max_lora_rank,
         kv=form,
     )
+    times.end("device")
     try:
-        model = _load_ranks(settings, limits)
+        model = _load_ranks(settings, limits, times)
     except (OutOfDeviceMemoryError, FlashInferError, RankError) as error:
         raise FailedPreconditionError(str(error)) from error
     dtype, features = form.name("bfloat16"), check_feature_memory(settings.feature_bytes)
@@ -124,7 +138,7 @@ def _load_gpu_model(settings: VerifySettings, max_context: int, form: KVForm) ->
     return model, model.limits.num_pages
 
 
-def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
+def _load_ranks(settings: VerifySettings, limits: GpuLimits, times: StageTimes) -> GpuModel:
     """The model, or rank 0's part of it; the other ranks' processes live as long as this one."""
     from slipstream_kernels.models.gpu.forward.flashinfer_attention import settled_attention
     from slipstream_kernels.models.gpu.gpu_model import GpuModel
@@ -134,8 +148,10 @@ def _load_ranks(settings: VerifySettings, limits: GpuLimits) -> GpuModel:
     if size == 1:
         forms = ModelConfig.from_folder(settings.model).attention_forms
         attention = settled_attention(settings.attention, mode=settings.mode, forms=forms, fp8=limits.kv.fp8)
-        return GpuModel.load(settings.model, limits, device=settings.device, mode=settings.mode, attention=attention)
+        device, mode = settings.device, settings.mode
+        return GpuModel.load(settings.model, limits, device=device, mode=mode, attention=attention, times=times)
     model, _ = load_shared(settings.model, limits, device=settings.device, mode=settings.mode, size=size)
+    times.end("ranks")
     return model
 
 

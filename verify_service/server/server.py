@@ -25,6 +25,7 @@ from slipstream_kernels.ipc.cuda_driver import is_mps_client
 from slipstream_kernels.ipc.device_memory import CudaMemory, DeviceMemoryError
 from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
+from slipstream_kernels.stage_times import StageTimes
 from verify_service.config import VerifySettings
 from verify_service.draft_link import draft_servicer
 from verify_service.draft_link.draft_link import DraftLink
@@ -57,12 +58,14 @@ STOP_SECONDS = 1.0
 """How long streams may take to end once every request is answered, and proposers to shut down."""
 
 
-async def serve(settings: VerifySettings) -> None:
+async def serve(settings: VerifySettings, begun: float | None = None) -> None:
     """Listen at once, so that health can be asked; serve when the model is ready, until terminated.
 
-    Raises SlipstreamError, CheckpointError or OSError for an address, model or memory that will not do.
+    `begun`: when the start began, by the monotonic clock; None: now. Raises SlipstreamError, CheckpointError or OSError
+    for an address, model or memory that will not do.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
+    times = StageTimes(begun)
     registry = CollectorRegistry()
     metrics = VerifyMetrics(registry)
     tracer = open_tracer("slipstream-verify", settings.otlp_traces_endpoint)
@@ -90,9 +93,11 @@ async def serve(settings: VerifySettings) -> None:
     background: list[asyncio.Task[None]] = []
 
     async def prepare() -> None:
+        times.end("imports")
         if settings.inproc:
             hosts.append(await asyncio.to_thread(load_host, settings.inproc, settings.host_limits))
-        loaded = await asyncio.to_thread(load, settings)
+            times.end("proposers")
+        loaded = await asyncio.to_thread(load, settings, times)
         backend = _start(settings, loaded, verify, metrics, hosts)
         await asyncio.to_thread(backend.adapters.load_named, settings.adapters)
         gc.collect()
@@ -104,7 +109,9 @@ async def serve(settings: VerifySettings) -> None:
         if settings.stats_seconds:
             background.append(asyncio.create_task(StatsLog(backend.loop.state).run(settings.stats_seconds)))
         await server.set_serving(True)
+        times.end("engine")
         _log.info("ready grpc=%d metrics=%d", port, endpoint.port if endpoint else 0)
+        _log.info("started in %.1f s: %s", times.total, times)
 
     async def drain() -> None:
         await server.begin_drain()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Self
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_kernels.jit.compile_ahead import compiling_ahead
 from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
@@ -28,7 +29,8 @@ from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, Wo
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, ops_of_mode
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
-from slipstream_kernels.models.gpu.forward.row_scores import RowScorer, read_scores
+from slipstream_kernels.models.gpu.forward.row_scores import RowScorer, logprobs_of, meet_logprobs, read_scores
+from slipstream_kernels.models.gpu.forward.weight_reader import WeightReader
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
 from slipstream_kernels.models.gpu.graph.hidden_state_copies import CopyPlan, HiddenStateSender, no_copies
@@ -44,6 +46,7 @@ from slipstream_kernels.models.gpu.profile_passes import measure_pass_costs
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.models.gpu.ranks.shard import shard_of
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.stage_times import StageTimes
 
 __all__ = ["GpuLimits", "GpuModel", "MaskedRows", "PassHandle", "PassPlan"]
 
@@ -132,21 +135,22 @@ class GpuModel:
         attention: str = TRITON,
         group: RankGroup | None = None,
         progress: bool = True,
+        times: StageTimes | None = None,
     ) -> Self:
         """Read a Hugging Face folder. `ops` overrules those of `mode`, exact or fast.
 
         `attention` of passes without trees: by the ops of `triton`, or in fast mode by the library `flashinfer`.
         Graphs are captured if `capture` is set and the device has them. `group` shares the model among ranks, each of
-        which makes the same calls. Raises CheckpointError, OutOfDeviceMemoryError, FlashInferError, or ValueError for
-        limits that do not fit the model.
+        which makes the same calls. `times` is told of the stages, the one under way first. Raises CheckpointError,
+        OutOfDeviceMemoryError, FlashInferError, or ValueError for limits that do not fit the model.
         """
-        config = ModelConfig.from_folder(path)
+        config, on = ModelConfig.from_folder(path), torch.device(device)
         shard = shard_of(config, group)
-        resolved, memory = resolved_limits(
-            shard, limits, torch.device(device), mode, attention, group, held=0, capture=capture
-        )
-        weights = GpuWeights.load(path, config, device, rank=shard.rank, size=shard.size, progress=progress)
-        return cls._started(weights, resolved, memory, mode, attention, ops, group, capture=capture, progress=progress)
+        resolved, memory = resolved_limits(shard, limits, on, mode, attention, group, held=0, capture=capture)
+        with WeightReader(path, config, device, rank=shard.rank, size=shard.size, progress=progress) as reader:
+            model = cls(reader.weights, resolved, memory, mode=mode, attention=attention, ops=ops, group=group)
+            model._start(reader.wait, times or StageTimes(), capture=capture, progress=progress)
+        return model
 
     @classmethod
     def from_weights(
@@ -162,34 +166,35 @@ class GpuModel:
         progress: bool = False,
     ) -> Self:
         """A model of weights that are on their device already; else as `load`."""
-        held, device = weights.nbytes, weights.embedding.device
-        resolved, memory = resolved_limits(
-            weights.shard, limits, device, mode, attention, group, held=held, capture=capture
-        )
-        return cls._started(weights, resolved, memory, mode, attention, ops, group, capture=capture, progress=progress)
-
-    @classmethod
-    def _started(
-        cls,
-        weights: GpuWeights,
-        limits: GpuLimits,
-        memory: GpuMemoryPlan,
-        mode: str,
-        attention: str,
-        ops: Ops | None,
-        group: RankGroup | None,
-        *,
-        capture: bool,
-        progress: bool,
-    ) -> Self:
-        model = cls(weights, limits, memory, mode=mode, attention=attention, ops=ops, group=group)
-        if capture and model._stream is not None:
-            with model._on_stream():
-                buckets = model._buckets.all()
-                model._graphs.capture(buckets, model._prepare, progress=progress)
-                model._outcome_selector.capture(buckets, model._prepare, progress=progress)
-                model._masked.compile(buckets[0])
+        shard, held, on = weights.shard, weights.nbytes, weights.embedding.device
+        resolved, memory = resolved_limits(shard, limits, on, mode, attention, group, held=held, capture=capture)
+        model = cls(weights, resolved, memory, mode=mode, attention=attention, ops=ops, group=group)
+        model._start(lambda: None, StageTimes(), capture=capture, progress=progress)
         return model
+
+    def _start(self, await_weights: Callable[[], None], times: StageTimes, *, capture: bool, progress: bool) -> None:
+        """Compile the kernels while weights are read, then capture the graphs."""
+        times.end("buffers")
+        captures, buckets = capture and self._stream is not None, self._buckets.all()
+        if captures:
+            with self._on_stream(), compiling_ahead():
+                self._meet(buckets)
+            times.end("kernels")
+        await_weights()
+        times.end("weights")
+        if captures:
+            with self._on_stream():
+                for graphs in (self._graphs, self._outcome_selector):
+                    graphs.capture(buckets, self._prepare, progress=progress)
+            times.end("graphs")
+
+    def _meet(self, buckets: Sequence[Bucket]) -> None:
+        """Launch each kernel there is once."""
+        self._graphs.meet(buckets)
+        self._outcome_selector.meet(buckets)
+        self._masked.meet(buckets[0])
+        self._sender.meet()
+        meet_logprobs(self._ops, self._pool.of(buckets[0]).logits)
 
     @property
     def first_scratch_slot(self) -> int:
@@ -319,14 +324,9 @@ class GpuModel:
         and their ranks int32 [n] from 1; of the `top` likeliest tokens, likeliest first and lowest id first of equals,
         ids int32 [n, top] and logarithms float32 [n, top]). Raises ValueError where the logits are gone.
         """
-        n = len(chosen)
         with self._on_stream(self._side_stream):
             ticket.wait_for_logits()
-            rows, tokens = torch.from_numpy(np.stack([logit_indices, chosen])).to(self._device)
-            ranks, ids = rows.new_empty(n), rows.new_empty(n, top)
-            of_chosen, of_ids = ticket.logits.new_empty(n), ticket.logits.new_empty(n, top)
-            self._ops.logprobs(ticket.logits, rows, tokens, top, of_chosen, ranks, ids, of_ids)
-            return of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), of_ids.cpu().numpy()
+            return logprobs_of(self._ops, ticket.logits, logit_indices, chosen, top)
 
     @property
     def mask_rows(self) -> Words:

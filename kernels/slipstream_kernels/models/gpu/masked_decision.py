@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from slipstream_kernels.jit.compile_ahead import compiling_ahead
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
@@ -16,7 +15,7 @@ from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward
 from slipstream_kernels.models.gpu.forward.masked_sampling import MaskedRows, MaskRoom
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool
 
-_WARMED_ROWS = (1, 5, 33)
+_MET_ROWS = (1, 5, 33)
 """Numbers of rows that are sampled by kernels of their own."""
 
 
@@ -70,8 +69,7 @@ class MaskedDecision:
         self._forward.sample(bucket, self._layout(bucket).views(self._plan), sampled, chosen, masks)
         return [int(token) for token in sampled[chosen.long()].tolist()]
 
-    def compile(self, bucket: Bucket) -> None:
-        """Compile the kernels, so that no request waits for that; those of walks are the pass's own."""
-        with compiling_ahead():
-            for rows in _WARMED_ROWS:
-                self.queue(bucket, np.zeros((0, 4), np.int32), np.full(min(rows, self._most), -1, np.int32))
+    def meet(self, bucket: Bucket) -> None:
+        """Launch the kernels, so that no request waits for their being compiled; those of walks are the pass's own."""
+        for rows in _MET_ROWS:
+            self.queue(bucket, np.zeros((0, 4), np.int32), np.full(min(rows, self._most), -1, np.int32))

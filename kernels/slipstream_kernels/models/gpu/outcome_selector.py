@@ -27,13 +27,19 @@ class OutcomeSelector:
         self._graphs = GraphRunner[Bucket](self._choose)
         self._choices: dict[Bucket, OutcomeArrays[torch.Tensor]] = {}
 
+    def meet(self, buckets: Sequence[Bucket]) -> None:
+        """As `GraphRunner.meet`, of what `capture` captures, and of what no graph has."""
+        if able := _able(buckets):
+            self._graphs.meet(able)
+            self._hand_nothing(able[0])
+
     def capture(self, buckets: Sequence[Bucket], prepare: Callable[[Bucket], None], *, progress: bool) -> None:
         """As `GraphRunner.capture`, of those buckets whose passes may have choices, and have no prefill."""
-        able = [bucket for bucket in buckets if may_select(bucket) and not (bucket.has_prefill or bucket.adapters)]
+        able = _able(buckets)
         self._graphs.capture(able, prepare, progress=progress)
-        if able:  # compiles what no graph has: of padding alone nothing is read
+        if able:
             prepare(able[0])
-            self.hand(able[0], torch.zeros(1, TREE_WIDTH, dtype=torch.int32, device=self._plan.device))
+            self._hand_nothing(able[0])
 
     def send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
         """Queue the copy of the choices to the device; where there cannot be any, nothing."""
@@ -57,8 +63,17 @@ class OutcomeSelector:
         """Queue the choice, between the plan's way to the device and the pass."""
         self._graphs.run(bucket.without_states)
 
+    def _hand_nothing(self, bucket: Bucket) -> None:
+        """Launch `hand`, which no graph has: of padding alone nothing is read."""
+        self.hand(bucket, torch.zeros(1, TREE_WIDTH, dtype=torch.int32, device=self._plan.device))
+
     def _choose(self, bucket: Bucket) -> None:
         layout = self._layout(bucket)
         assert layout.choices is not None
         choices = layout.choices.views(self._plan)
         self._forward.choose(layout.views(self._plan), choices, layout.choices.segment_rows)
+
+
+def _able(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Those whose passes may have choices, and have no prefill."""
+    return [bucket for bucket in buckets if may_select(bucket) and not (bucket.has_prefill or bucket.adapters)]

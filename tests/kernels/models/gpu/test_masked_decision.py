@@ -152,7 +152,7 @@ def test_a_pass_that_nothing_changes_is_left_as_it_is(model: GpuModel) -> None:
 def test_kernels_are_compiled_for_rows_that_are_none(model: GpuModel) -> None:
     ticket = drafted(model)
     before = ticket.results().copy()
-    model._masked.compile(ticket.bucket)
+    model._masked.meet(ticket.bucket)
     assert np.array_equal(before, model._pool.of(ticket.bucket).result[:3].cpu().numpy())
 
 

@@ -100,3 +100,13 @@ def test_what_was_not_prepared_for_is_refused(tiny_model: Path, model: GpuModel)
         with pytest.raises(ValueError, match="boundaries"):
             model.capture(boundaries)
     assert model.launch(chunk(model, 0, 5)).states() is None
+
+
+def test_a_pass_of_fewer_layers_still_keeps_states_at_every_boundary(model: GpuModel) -> None:
+    model.capture((0, 1, 3))
+    model.launch(chunk(model, 0, 40)).results()
+    bucket = model._buckets.find(40, 1, has_trees=False, has_prefill=True)._replace(boundaries=(0, 1, 3))
+    kept = model._pool.of(bucket).states
+    kept.fill_(float("inf"))
+    model._run(bucket, layers=1)
+    assert bool(kept[:40].isfinite().all())

@@ -65,7 +65,8 @@ class GpuForward:
     def run(self, bucket: Bucket, plan: Plan, layers: int | None = None) -> None:
         """All of a pass: update the tables, compute the rows, decide, and compact what was accepted.
 
-        `layers`: so many of the first alone, where no more is wanted than that each kernel is met.
+        `layers`: so many of the first alone, and what is between all of them, where no more is wanted than that each
+        kernel is met.
         """
         ops, b = self._ops, self._pool.of(bucket)
         tables, scale = self._tables, self._config.form.embed_scale
@@ -81,9 +82,10 @@ class GpuForward:
         adapted: Adapted = None
         if bucket.adapters and self._adapters is not None:
             adapted = self._adapters, self._adapters.gather(plan, tables.adapters, ops)
-        for index, layer in enumerate(self._weights.layers[:layers]):
+        for index, layer in enumerate(self._weights.layers):
             self._keep(bucket, b, index)
-            self._layer(bucket, plan, b, index, layer, adapted)
+            if layers is None or index < layers:
+                self._layer(bucket, plan, b, index, layer, adapted)
         self._keep_last(bucket, b)
         if b.experts is not None and (form := self._config.form.experts) is not None:
             ops.count_awake(b.experts.ids, b.experts.awake, experts=form.count)

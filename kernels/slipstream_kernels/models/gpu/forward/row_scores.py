@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,6 +18,7 @@ from slipstream_kernels.models.gpu.ranks.shard import Shard
 
 SLICE_ROWS = 128
 """Rows whose logits are there at a time, which bounds their memory whatever the vocabulary."""
+_MET_ROWS, _MET_TOP = (1, 4), (1, 2, 16)
 
 
 class RowScorer:
@@ -55,6 +58,25 @@ class RowScorer:
             ready = torch.cuda.Event()
             ready.record()
         return RowScores(values, ranks, ids, of_ids, ready)
+
+
+def logprobs_of(
+    ops: Ops, logits: torch.Tensor, rows: Int32, chosen: Int32, top: int
+) -> tuple[npt.NDArray[np.float32], Int32, Int32, npt.NDArray[np.float32]]:
+    """See `GpuModel.logprobs`, of float32 `logits` [any, vocab]; on the current stream, which is waited for."""
+    n = len(chosen)
+    wanted, tokens = torch.from_numpy(np.stack([rows, chosen])).to(logits.device)
+    ranks, ids = wanted.new_empty(n), wanted.new_empty(n, top)
+    of_chosen, of_ids = logits.new_empty(n), logits.new_empty(n, top)
+    ops.logprobs(logits, wanted, tokens, top, of_chosen, ranks, ids, of_ids)
+    return of_chosen.cpu().numpy(), ranks.cpu().numpy(), ids.cpu().numpy(), of_ids.cpu().numpy()
+
+
+def meet_logprobs(ops: Ops, logits: torch.Tensor) -> None:
+    """Launch each kernel of `logprobs_of` once: they differ by where tokens lie, and whether one alone is likeliest."""
+    for n, top in product(_MET_ROWS, _MET_TOP):
+        nothing = np.zeros(n, np.int32)
+        logprobs_of(ops, logits, nothing, nothing, top)
 
 
 def read_scores(scores: RowScores) -> tuple[npt.NDArray[np.float32], Int32, Int32, npt.NDArray[np.float32]]:

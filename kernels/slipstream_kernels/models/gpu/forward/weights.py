@@ -119,6 +119,15 @@ class GpuWeights:
 
         Raises CheckpointError unless names and shapes fit exactly and the ranks divide the model.
         """
+        weights = cls.laid_out(folder, config, device, rank=rank, size=size)
+        weights.fill(iterate_weights(folder, config, device=device), "loading weights", progress=progress)
+        return weights.settled()
+
+    @classmethod
+    def laid_out(
+        cls, folder: Path, config: ModelConfig, device: torch.device | str, *, rank: int = 0, size: int = 1
+    ) -> GpuWeights:
+        """Room for the weights of a folder, of which nothing is read yet. Warns of what is odd about them."""
         weights = cls._empty(Shard(config, rank, size), device)
         if rank == 0:
             tell(folder, config)
@@ -129,8 +138,7 @@ class GpuWeights:
                     len(decoded),
                     decoded[0],
                 )
-        _fill(weights, iterate_weights(folder, config, device=device), "loading weights", progress=progress)
-        return weights.settled()
+        return weights
 
     @classmethod
     def random(
@@ -150,7 +158,7 @@ class GpuWeights:
         """
         weights = cls._empty(Shard(config, rank, size), device)
         generator = torch.Generator(device).manual_seed(seed)
-        _fill(weights, random_tensors(config, generator), "drawing weights", progress=progress)
+        weights.fill(random_tensors(config, generator), "drawing weights", progress=progress)
         return weights.settled()
 
     @classmethod
@@ -174,7 +182,15 @@ class GpuWeights:
 
     def refill(self, tensors: Iterable[tuple[str, AnyTensor]], *, progress: bool = False) -> None:
         """Overwrite all weights where they are, as `from_tensors`; none is packed."""
-        _fill(self, tensors, "making weights", progress=progress)
+        self.fill(tensors, "making weights", progress=progress)
+
+    def fill(self, tensors: Iterable[tuple[str, AnyTensor]], title: str, *, progress: bool) -> None:
+        """Write tensors, by their names in a Hugging Face folder, where they go; `title` is that of the bar."""
+        total = sum(2 * prod(shape) for _, shape in expected_shapes(self.shard.config))
+        with ProgressBar(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
+            for name, tensor in tensors:
+                bar.update(2 * prod(tensor.shape))
+                _place(self, name).fill(tensor, self.shard)
 
     @property
     def nbytes(self) -> int:
@@ -272,15 +288,6 @@ def weight_bytes(shard: Shard) -> int:
     layers += sum(expert_bytes(shard, layer) for layer in range(config.num_layers) if config.has_experts(layer))
     head = 0 if config.tie_word_embeddings else linear(HEAD)
     return layers + norm_bytes + head + 2 * (hidden * config.vocab_size + room_size(shard))
-
-
-def _fill(weights: GpuWeights, tensors: Iterable[tuple[str, AnyTensor]], title: str, *, progress: bool) -> None:
-    shard = weights.shard
-    total = sum(2 * prod(shape) for _, shape in expected_shapes(shard.config))
-    with ProgressBar(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
-        for name, tensor in tensors:
-            bar.update(2 * prod(tensor.shape))
-            _place(weights, name).fill(tensor, shard)
 
 
 def _place(weights: GpuWeights, name: str) -> Place | ExpertPlace:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from slipstream_kernels.jit.compile_ahead import compiling_ahead
 from slipstream_kernels.models.gpu.graph.pass_clock import PassClock, PassTimes
 from slipstream_kernels.progress import ProgressBar
 
@@ -43,8 +42,8 @@ class GraphRunner(Generic[B]):
     ) -> None:
         """`run` queues all of a pass on the current stream. What it reads and writes stays where it is.
 
-        `meet` launches each kernel of a pass at least once, by default as `run` does. Passes on the device
-        `timed` are timed by its clock, if it has one.
+        `meet` launches each kernel of a pass at least once, with operands as `run` has them, by default as `run` does.
+        Passes on the device `timed` are timed by its clock, if it has one.
         """
         self._run = run
         self._meet = meet or run
@@ -90,8 +89,8 @@ class GraphRunner(Generic[B]):
         return bucket not in self._graphs and self._pool is not None and len(self._late) < LATE_GRAPHS
 
     def capture_late(self, bucket: B) -> bool:
-        """Run a bucket, whose plan is on the device, and capture it before it is used; whether that succeeded."""
-        self._run(bucket)
+        """Capture a bucket, whose plan is on the device, before it is used; whether that succeeded."""
+        self._meet(bucket)
         return self._captured_late(bucket) is not None
 
     def drop_late(self) -> None:
@@ -101,23 +100,25 @@ class GraphRunner(Generic[B]):
         self._late.clear()
         self._used_once.clear()
 
+    def meet(self, buckets: Iterable[B]) -> None:
+        """Launch each kernel of the buckets' passes, so that all are compiled side by side by `compiling_ahead`."""
+        for bucket in buckets:
+            self._meet(bucket)
+
     def capture(self, buckets: Sequence[B], prepare: Callable[[B], None], *, progress: bool) -> None:
-        """Compile all kernels, run each bucket once, then capture it; not on the default stream.
+        """Launch each bucket's kernels once, then capture its pass; not on the default stream.
 
         `prepare` puts a plan of nothing but padding on the device. Graphs share one pool of memory: the largest bucket
-        comes first.
+        comes first. Kernels that `meet` has not compiled before are compiled here, one after the other.
         """
         self._pool = torch.cuda.graph_pool_handle()
-        with compiling_ahead():
-            for bucket in buckets:
-                self._meet(bucket)
         gc.collect()
         title = "capturing CUDA graphs"
         with _no_collection(), ProgressBar(buckets, desc=title, unit="graph", disable=not progress) as bar:
             for bucket in bar:
                 bar.set_postfix_str(f"{bucket.rows} rows")
                 prepare(bucket)
-                self._run(bucket)
+                self._meet(bucket)
                 torch.cuda.current_stream().synchronize()
                 self._capture(bucket)
 
@@ -134,7 +135,7 @@ class GraphRunner(Generic[B]):
             return None
 
     def _capture(self, bucket: B) -> torch.cuda.CUDAGraph:
-        """Record what has run before, so that it is compiled."""
+        """Record a pass all of whose kernels have been launched before: none is compiled or loaded meanwhile."""
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as those that watch a group of ranks, may go on calling CUDA.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

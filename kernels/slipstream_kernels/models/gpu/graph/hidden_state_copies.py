@@ -94,8 +94,7 @@ class HiddenStateSender:
         self._on_bus = None if self._bus is None else StreamContext(self._bus)
         self._boundaries: tuple[int, ...] = ()
         self._columns: dict[tuple[int, ...], torch.Tensor] = {}
-        if limits.boundaries and device.type == "cuda":
-            self._compile()
+        self._copies_states = limits.boundaries > 0
 
     @staticmethod
     def num_bytes(limits: GpuLimits, hidden: int) -> int:
@@ -208,8 +207,10 @@ class HiddenStateSender:
             self._columns[boundaries] = torch.tensor(columns, dtype=torch.int32, device=self._device)
         return self._columns[boundaries]
 
-    def _compile(self) -> None:
-        """So that no step waits for it: copies one row of one boundary."""
+    def meet(self) -> None:
+        """Launch the op, so that no step waits for its being compiled: copies one row of one boundary."""
+        if not self._copies_states:
+            return
         states = torch.zeros(2, self._hidden, dtype=torch.bfloat16, device=self._device)
         zeros = torch.zeros(1, 2, dtype=torch.int32, device=self._device)
         row = torch.tensor([[0, -1, 0, 0]], device=self._device)

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from slipstream_kernels.jit.compile_ahead import compiling_ahead
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.draft_forward import DraftForward, DraftSizes, PassRows
@@ -96,8 +97,11 @@ class DraftRound:
         self._graphs = GraphRunner[RoundBucket](self._run)
         if graphs:
             with self._on_stream():
+                with compiling_ahead():
+                    self._graphs.meet(graphs)
+                    self._meet_settling(graphs)
                 self._graphs.capture(graphs, self._prepare, progress=progress)
-                self._compile_settling(graphs)
+                self._meet_settling(graphs)
 
     @property
     def max_sessions(self) -> int:
@@ -242,7 +246,7 @@ class DraftRound:
         features = self._buffers.features[: bucket.text_rows] if self.forward.shape.features else None
         followed.settle(self._ops, plan, layout.segment_rows, self.limits.width, features, self._states_read)
 
-    def _compile_settling(self, buckets: Sequence[RoundBucket]) -> None:
+    def _meet_settling(self, buckets: Sequence[RoundBucket]) -> None:
         """Settle padding once for each shape: a kernel that is not compiled would hold up the first such round."""
         results = torch.zeros(1, RESULT_WIDTH, dtype=torch.int32, device=self._device)
         followed = TargetPass(NOTHING_ASKED, results, torch.zeros(1, dtype=torch.bfloat16, device=self._device))

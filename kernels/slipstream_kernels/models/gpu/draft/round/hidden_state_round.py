@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
+from slipstream_kernels.jit.compile_ahead import compiling_ahead
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.draft.networks import draft_ops
 from slipstream_kernels.models.gpu.draft.networks.draft_ops import DraftOps
@@ -87,6 +88,8 @@ class HiddenStateRound:
         self._graphs = GraphRunner[HiddenStateBucket](self._run)
         if graphs:
             with self._on_stream():
+                with compiling_ahead():
+                    self._graphs.meet(graphs)
                 self._graphs.capture(graphs, self._prepare, progress=progress)
 
     @property
