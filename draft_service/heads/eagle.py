@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -38,8 +38,8 @@ class HeadRows:
 class Vocabulary:
     """The rows that embed and score tokens.
 
-    embedding: float32 [target_size, hidden]. head: float32 [entries, hidden]. ids: the target's id of each entry, None
-    where entry and id are the same.
+    embedding: [target_size, hidden]. head: [entries, hidden]. Both are float32 where they compute. ids: the target's id
+    of each entry, None where entry and id are the same.
     """
 
     embedding: torch.Tensor
@@ -60,15 +60,27 @@ class EagleHead(ABC):
     """How many boundaries' states it reads."""
 
     def __init__(self, config: HeadConfig, tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary) -> None:
-        """`tensors`: float32, by canonical names, checked."""
+        """`tensors`: by canonical names, checked; float32, or nothing is computed before `widen`."""
         self.config = config
+        self._take(tensors, vocabulary)
+
+    def widen(self) -> None:
+        """Hold all weights in float32 from now on, as rows are computed in."""
+        rows = self.vocabulary
+        embedding = rows.embedding.float()
+        head = embedding if rows.head is rows.embedding else rows.head.float()
+        tensors = {name: tensor.float() for name, tensor in self._weights.items()}
+        self._take(tensors, replace(rows, embedding=embedding, head=head))
+
+    def _take(self, tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._weights = tensors
-        self._layers = [DecoderLayer(config, index, tensors) for index in range(config.num_layers)]
+        layers = range(self.config.num_layers)
+        self._layers = [DecoderLayer(self.config, index, tensors) for index in layers]
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """float32, by canonical names, without what the vocabulary holds."""
+        """By canonical names, without what the vocabulary holds."""
         return self._weights
 
     def new_cache(self) -> HeadCache:

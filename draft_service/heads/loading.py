@@ -8,6 +8,7 @@ folder.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -30,19 +31,23 @@ _log = logging.getLogger(__name__)
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
-def load_eagle(folder: Path, target: Path | None = None, map_file: Path | None = None) -> EagleHead:
+def load_eagle(
+    folder: Path, target: Path | None = None, map_file: Path | None = None, *, as_stored: bool = False
+) -> EagleHead:
     """The head in `folder`, with the embedding and scoring rows of the model in `target` where it has none itself.
 
     map_file: the target ids that are scored (`vocabulary.token_map`), others are left out; for heads that score the
-    target's whole vocabulary. Raises CheckpointError.
+    target's whole vocabulary. as_stored: tensors keep the types of the files, for a GPU that takes them from there; the
+    head computes nothing before `widen`. Raises CheckpointError.
     """
     config = HeadConfig.from_folder(folder)
     tensors = canonical(read_tensors(folder))
     family = family_of(tensors)
     check(family, config, tensors)
     maps = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}
-    tensors = {name: tensor.float() for name, tensor in tensors.items()}
-    embedding, head, own_head = shared_rows(config, tensors, target)
+    if not as_stored:
+        tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    embedding, head, own_head = shared_rows(config, tensors, target, as_stored=as_stored)
     if family == "eagle":
         return Eagle1(config, tensors, whole_vocabulary(embedding, head, map_file))
     if not own_head and maps["d2t"] is not None:
@@ -72,9 +77,10 @@ def whole_vocabulary(embedding: torch.Tensor, head: torch.Tensor, map_file: Path
 
 
 def shared_rows(
-    config: HeadConfig, tensors: dict[str, torch.Tensor], target: Path | None
+    config: HeadConfig, tensors: dict[str, torch.Tensor], target: Path | None, *, as_stored: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Embedding rows, scoring rows, and whether the latter are the head's own.
+    """Embedding rows, scoring rows, and whether the latter are the head's own. Those of the target are in float32
+    unless they are wanted `as_stored`.
 
     They are `embed_tokens.weight` and `lm_head.weight` of `tensors`, else those of the model in `target`. Where the
     config ties the two, a copy is dropped from `tensors`. Raises CheckpointError.
@@ -97,9 +103,12 @@ def shared_rows(
                 f"{missing} is missing, and the target's ({fields['model_type']}) are multiplied by a factor, which no "
                 "head here does: it needs rows of its own"
             )
-        rows = target_rows(target)
-        embedding = rows[0] if embedding is None else embedding
-        head = rows[1] if head is None else head
+        own = {_EMBEDDING: embedding, _HEAD: head}
+        rows = _target_tables(target, [name for name, tensor in own.items() if tensor is None])
+        if not as_stored:
+            rows = _widened(rows)
+        embedding = rows[_EMBEDDING] if embedding is None else embedding
+        head = rows[_HEAD] if head is None else head
     for name, each in ((_EMBEDDING, embedding), (_HEAD, head)):
         if each.ndim != 2 or each.shape[1] != config.hidden_size:
             raise CheckpointError(f"the target's {name} has shape {list(each.shape)}, the head needs its own")
@@ -110,20 +119,32 @@ def shared_rows(
 
 def target_rows(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Embedding and scoring rows of the model in a folder, float32 [vocabulary, hidden]. Raises CheckpointError."""
-    names = ("model.embed_tokens.weight", "lm_head.weight")
+    rows = _widened(_target_tables(folder, (_EMBEDDING, _HEAD)))
+    return rows[_EMBEDDING], rows[_HEAD]
+
+
+def _target_tables(folder: Path, wanted: Collection[str]) -> dict[str, torch.Tensor]:
+    """Of `_EMBEDDING` and `_HEAD` those `wanted`, as stored; both are one tensor where they are tied."""
     fields = read_text_fields(folder)
+    names = {_EMBEDDING: "model.embed_tokens.weight", _HEAD: "lm_head.weight"}
     if read_quantisation(fields) is not None:
         config = ModelConfig.from_folder(folder)
-        found = dict(iterate_tensors(folder, config, names))
-        embedding = found[names[0]].float()
-        return embedding, embedding if config.tie_word_embeddings else found[names[1]].float()
-    prefix = text_prefix(fields.get("model_type"))
-    tied = is_tied(fields) and not has_own_head(folder, prefix)
-    names = prefix + names[0], prefix + names[1]
-    wanted = names[:1] if tied else names
-    found = read_tensors(folder, wanted)
-    missing = [name for name in wanted if name not in found]
+        if config.tie_word_embeddings:
+            names[_HEAD] = names[_EMBEDDING]
+        found = dict(iterate_tensors(folder, config, [names[each] for each in wanted]))
+    else:
+        prefix = text_prefix(fields.get("model_type"))
+        names = {each: prefix + name for each, name in names.items()}
+        if is_tied(fields) and not has_own_head(folder, prefix):
+            names[_HEAD] = names[_EMBEDDING]
+        found = read_tensors(folder, [names[each] for each in wanted])
+    missing = [names[each] for each in wanted if names[each] not in found]
     if missing:
         raise CheckpointError(f"{folder}: {missing[0]} is missing")
-    embedding = found[names[0]].float()
-    return embedding, embedding if tied else found[names[1]].float()
+    return {each: found[names[each]] for each in wanted}
+
+
+def _widened(rows: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In float32; what is one tensor stays one."""
+    of_id = {id(tensor): tensor.float() for tensor in rows.values()}
+    return {name: of_id[id(tensor)] for name, tensor in rows.items()}

@@ -185,6 +185,7 @@ def _placed(
             return GpuEagleProposer(options.name, head, config, options.device, tokenizer, eos)
         except NoGpuFormError as error:
             _log.warning("%s drafts on the CPU: %s", options.name, error)
+            head.widen()
     return EagleProposer(options.name, head, config, tokenizer, eos)
 
 
@@ -192,7 +193,8 @@ def create_for(family: str, options: ProposerOptions) -> EagleBase:
     """A proposer with an EAGLE head of that family."""
 
     def load(folder: Path, config: EagleConfig) -> tuple[EagleHead, Path | None]:
-        head = load_eagle(folder, config.target_folder, config.map_file)
+        as_stored = options.device != CPU
+        head = load_eagle(folder, config.target_folder, config.map_file, as_stored=as_stored)
         if head.family != family:
             raise CheckpointError(f"{folder} holds an {head.family} head, no {family} head")
         return head, config.target_folder

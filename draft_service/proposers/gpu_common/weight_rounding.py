@@ -14,7 +14,8 @@ _CHUNK = 1 << 22
 
 
 def tell_rounding(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
-    """Write a line where bfloat16 does not hold all numbers of some tensors in float32, as of a head in float16."""
-    chunks = (chunk for tensor in tensors for chunk in tensor.flatten().split(_CHUNK))
+    """Write a line where bfloat16 does not hold all numbers of some tensors, as of a head in float16."""
+    wider = (tensor for tensor in tensors if tensor.dtype != torch.bfloat16)
+    chunks = (chunk.float() for tensor in wider for chunk in tensor.flatten().split(_CHUNK))
     if any(not torch.equal(chunk, chunk.to(torch.bfloat16).float()) for chunk in chunks):
         _log.warning("the head's weights are rounded to bfloat16 on %s", device)

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from draft_service.heads.loading import load_eagle
 from draft_service.heads.mtp_loading import load_mtp
@@ -313,3 +314,25 @@ def test_nothing_is_begun_behind_a_pass_while_a_round_is_under_way(tmp_path, mon
     monkeypatch.setattr(type(proposer._round), "is_free", True)
     with pytest.raises(AttributeError):
         proposer.follow([FollowRequest(1, 0, 1, 0, 8, 3)], None)
+
+
+def test_weights_as_stored_are_those_that_were_widened_before(tmp_path):
+    """Of which the target's rows are another type than the head's; the head computes once it is widened."""
+    write_head(tmp_path / "head", EAGLE3["layers.0"], seed=2)
+    write_target(tmp_path / "target")
+    path = tmp_path / "head" / "model.safetensors"
+    stored = {name: each.bfloat16() if each.is_floating_point() else each for name, each in load_file(path).items()}
+    save_file(stored, path)
+    wide, kept = (
+        load_eagle(tmp_path / "head", tmp_path / "target", as_stored=as_stored) for as_stored in (False, True)
+    )
+    assert kept.weights["fc.weight"].dtype == torch.bfloat16
+    assert kept.vocabulary.embedding.dtype == wide.weights["fc.weight"].dtype == torch.float32
+    taken = [head_weights(head, torch.device("cpu")) for head in (wide, kept)]
+    for expected, found in zip(*(list(weights.tensors()) for weights in taken), strict=True):
+        assert expected.dtype == found.dtype and torch.equal(expected, found)
+    kept.widen()
+    for name, tensor in wide.weights.items():
+        assert torch.equal(kept.weights[name], tensor) and kept.weights[name].dtype == torch.float32
+    states = torch.randn(5, 96)
+    assert torch.equal(kept.fuse(states), wide.fuse(states))
