@@ -27,7 +27,7 @@ from slipstream.v1 import verify_pb2, verify_pb2_grpc
 _log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS: Final = 0.1
-LAST_RETRY_SECONDS: Final = 1.0
+LAST_RETRY_SECONDS: Final = 0.3
 
 ADAPTER_SECONDS: Final = 120.0
 """How long a service may take to load a LoRA adapter."""
