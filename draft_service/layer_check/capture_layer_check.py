@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from draft_service.proposers.base import DraftRequest, Opening, Proposer, Sampling
+from draft_service.proposers.base import CPU, DraftRequest, Opening, Proposer, Sampling
 from draft_service.proposers.hidden_states import bfloat16_copy
 from slipstream.rpc.errors import FailedPreconditionError
 
@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 SHIFTS = (0, -1, 1)
 SECONDS = 30.0
 """For the texts and the guesses of all proposers of one target."""
+GPU_SECONDS = 10.0
+"""The same where all compute on a GPU, as does the target: its start is over by then, and nobody drafts before."""
 LEAST_GUESSES = 40
 """Fewer tell nothing."""
 LEAST_SHARE = 0.1
@@ -92,13 +94,14 @@ def _bound(folder: Path, proposers: Iterable[Proposer]) -> list[Proposer]:
 def _check(folder: Path, readers: Sequence[Proposer], numbers: Iterator[int], max_bytes: int, names: str) -> None:
     from draft_service.layer_check.reference_states import read_texts
 
-    until = time.monotonic() + SECONDS
+    seconds = SECONDS if any(proposer.state_device == CPU for proposer in readers) else GPU_SECONDS
+    until = time.monotonic() + seconds
 
     def going_on() -> bool:
         return time.monotonic() < until
 
     with _passed_over(names):
-        text = read_texts(folder, max_bytes, SECONDS)
+        text = read_texts(folder, max_bytes, seconds)
         for proposer in readers:
             with _passed_over(proposer.name):
                 _report(proposer, first_guesses(proposer, text, numbers, going_on))

@@ -146,6 +146,14 @@ def test_a_proposer_that_reads_what_it_was_made_for_is_let_be(text, tiny_model, 
     assert message.startswith("boundaries 1-2 of reader: no shift is clearly better, 192 of 378")
 
 
+def test_a_gpu_is_not_kept_waiting_for_long(text, tiny_model, caplog, monkeypatch):
+    monkeypatch.setattr(capture_layer_check, "GPU_SECONDS", 0.0)
+    reader = Reader(text, (1, 2), (1, 2), tiny_model)
+    reader.state_device = "cuda:0"
+    ((_, message),) = levels(caplog, reader)
+    assert "boundaries of reader are not checked: reading" in message and message.endswith("more than 0")
+
+
 @pytest.mark.parametrize(
     ("named", "said"),
     [

@@ -16,6 +16,14 @@ from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 AnyTensor = torch.Tensor | QuantisedWeight
 """A tensor of a checkpoint."""
 
+Copy = Callable[[torch.Tensor, torch.Tensor], object]
+"""Copies the first to the second, of equal shapes."""
+
+
+def plain_copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """As torch does it."""
+    target.copy_(source)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -67,8 +75,8 @@ class Place:
         zeros = [None] * len(codes) if weight.zeros is None else split(weight.zeros, 1, 1)
         return [cls(weight, views, 0) for views in zip(codes, scales, zeros, strict=True)]
 
-    def fill(self, tensor: AnyTensor, shard: Shard) -> None:
-        """Write the rank's part of a tensor here: rounded to bfloat16, decoded or packed."""
+    def fill(self, tensor: AnyTensor, shard: Shard, copy: Copy = plain_copy) -> None:
+        """Write the rank's part of a tensor here by `copy`: rounded to bfloat16, decoded or packed."""
         device = next(view.device for view in self.views if view is not None)
         if self.packed is None:
             whole = decode(tensor.to(device)) if isinstance(tensor, QuantisedWeight) else tensor
@@ -79,7 +87,7 @@ class Place:
             parts = [made.codes, made.scales, made.zeros]
         for view, part in zip(self.views, parts, strict=True):
             if view is not None and part is not None:
-                view.copy_(part.reshape(view.shape))
+                copy(part.reshape(view.shape), view)
 
 
 def part_of(tensor: torch.Tensor, axis: int | None, shard: Shard) -> torch.Tensor:

@@ -13,7 +13,8 @@ import torch
 
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.weight_loader import iterate_weights
-from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor
+from slipstream_kernels.models.gpu.forward.staged_copies import StagedCopies
+from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor, plain_copy
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights
 
 
@@ -63,7 +64,8 @@ class WeightReader:
         device = self.weights.embedding.device
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                self.weights.fill(self._tensors(device), "loading weights", progress=self._progress)
+                copy = StagedCopies(device).copy if device.type == "cuda" else plain_copy
+                self.weights.fill(self._tensors(device), "loading weights", progress=self._progress, copy=copy)
                 if device.type == "cuda":
                     torch.cuda.current_stream(device).synchronize()
                     torch.cuda.empty_cache()

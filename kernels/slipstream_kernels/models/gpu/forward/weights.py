@@ -29,7 +29,7 @@ from slipstream_kernels.models.gpu.forward.packed_layers import (
     shape_of,
 )
 from slipstream_kernels.models.gpu.forward.random_tensors import random_tensors
-from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor, Place
+from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor, Copy, Place, plain_copy
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.packed.any_linear import Weight
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight
@@ -184,13 +184,22 @@ class GpuWeights:
         """Overwrite all weights where they are, as `from_tensors`; none is packed."""
         self.fill(tensors, "making weights", progress=progress)
 
-    def fill(self, tensors: Iterable[tuple[str, AnyTensor]], title: str, *, progress: bool) -> None:
-        """Write tensors, by their names in a Hugging Face folder, where they go; `title` is that of the bar."""
+    def fill(
+        self, tensors: Iterable[tuple[str, AnyTensor]], title: str, *, progress: bool, copy: Copy = plain_copy
+    ) -> None:
+        """Write tensors, by their names in a Hugging Face folder, where they go; `title` is that of the bar.
+
+        `copy` is how, of those that are no expert's.
+        """
         total = sum(2 * prod(shape) for _, shape in expected_shapes(self.shard.config))
         with ProgressBar(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
             for name, tensor in tensors:
                 bar.update(2 * prod(tensor.shape))
-                _place(self, name).fill(tensor, self.shard)
+                place = _place(self, name)
+                if isinstance(place, Place):
+                    place.fill(tensor, self.shard, copy)
+                else:
+                    place.fill(tensor, self.shard)
 
     @property
     def nbytes(self) -> int:
