@@ -15,6 +15,7 @@ from slipstream.rpc.errors import (
     SlipstreamError,
 )
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter, read_adapter
+from slipstream_kernels.models.checkpoint.adapter.pace import Pace
 from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
 from verify_service.core.adapters import Adapter, AdapterList
 from verify_service.engine.adapter_host import AdapterHost
@@ -51,7 +52,7 @@ class AdapterLoader:
         """Load those of the command line. Raises FailedPreconditionError that names the flag, once the loop runs."""
         for name, path in modules:
             try:
-                self._load(check_adapter_name(name, "the name"), path)
+                self._load(check_adapter_name(name, "the name"), path, None)
             except SlipstreamError as error:
                 raise FailedPreconditionError(f"{FLAG} {name}={path}: {error.message}") from error
 
@@ -74,14 +75,14 @@ class AdapterLoader:
             raise InvalidArgumentError(
                 f"path is {path[:200]!r}, must be a folder below that of the server's adapters", field="path"
             )
-        return self._load(name, folder)
+        return self._load(name, folder, Pace())
 
     def unload(self, name: str) -> Future[None]:
         """See `AdapterHost.remove`."""
         _log.info("adapter %r goes", name[:200])
         return self._host.remove(name)
 
-    def _load(self, name: str, path: Path) -> Adapter:
+    def _load(self, name: str, path: Path, pace: Pace | None) -> Adapter:
         if name == self._model_name:
             raise InvalidArgumentError(f"name is {name!r}, which is the model's own", field="name")
 
@@ -89,7 +90,7 @@ class AdapterLoader:
             if not path.is_dir():
                 raise InvalidArgumentError(f"there is no folder {path}", field="path")
             try:
-                adapter = read_adapter(path, self._config, self.most_rank)
+                adapter = read_adapter(path, self._config, self.most_rank, pace)
             except CheckpointError as error:
                 raise InvalidArgumentError(str(error), field="path") from error
             return adapter_id(name, adapter.fingerprint), adapter

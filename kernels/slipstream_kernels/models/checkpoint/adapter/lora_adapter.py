@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from slipstream_kernels.models.checkpoint.adapter.adapter_config import MOST_RANK, ModulePlan, read_adapter_config
+from slipstream_kernels.models.checkpoint.adapter.pace import Pace
 from slipstream_kernels.models.checkpoint.config_fields import CheckpointError, shown
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tensor_names import computed, stored_shapes
@@ -47,8 +48,10 @@ def adaptable_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return modules
 
 
-def read_adapter(folder: Path, config: ModelConfig, most_rank: int = MOST_RANK) -> LoraAdapter:
-    """Read a folder with adapter_config.json and adapter_model.safetensors.
+def read_adapter(
+    folder: Path, config: ModelConfig, most_rank: int = MOST_RANK, pace: Pace | None = None
+) -> LoraAdapter:
+    """Read a folder with adapter_config.json and adapter_model.safetensors, at a `pace` if others are in a hurry.
 
     Wider types are rounded to bfloat16. Raises CheckpointError for what is not supported, for ranks above `most_rank`,
     and unless the tensors are those that the config names, of the model's shapes, and finite.
@@ -62,8 +65,11 @@ def read_adapter(folder: Path, config: ModelConfig, most_rank: int = MOST_RANK) 
     with open_weights(path) as file:
         _check_names(path, file, plans)
         for module, plan in plans.items():
-            weights.update(_weights(config, path, file, module, plan, modules[module]))
-    return LoraAdapter(weights, max(plan.rank for plan in plans.values()), _fingerprint(weights))
+            found = dict(_weights(config, path, file, module, plan, modules[module]))
+            weights.update(found)
+            if pace is not None:
+                pace.add(sum(map(_size, found.values())))
+    return LoraAdapter(weights, max(plan.rank for plan in plans.values()), _fingerprint(weights, pace))
 
 
 def _tensor_names(module: str) -> tuple[str, str]:
@@ -105,10 +111,17 @@ def _read(path: Path, file: WeightFile, name: str, shape: tuple[int, int]) -> to
     return tensor
 
 
-def _fingerprint(weights: Mapping[str, LoraWeight]) -> str:
+def _size(weight: LoraWeight) -> int:
+    """In bytes."""
+    return weight.a.nbytes + weight.b.nbytes
+
+
+def _fingerprint(weights: Mapping[str, LoraWeight], pace: Pace | None) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         digest.update(f"{name} {weight.rank} {weight.scale.hex()}\n".encode())
         for tensor in (weight.a, weight.b):
             digest.update(tensor.view(torch.uint8).numpy().data)
+        if pace is not None:
+            pace.add(_size(weight))
     return digest.hexdigest()

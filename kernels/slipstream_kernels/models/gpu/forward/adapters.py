@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
+from slipstream_kernels.models.checkpoint.adapter.pace import Pace
 from slipstream_kernels.models.gpu.batch.device_plan import PlanArrays
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
@@ -84,6 +85,8 @@ class GpuAdapters:
         }
         self._device = self._shrunk.device
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        largest = max(each.nbytes // slots for layer in self._layers for each in layer.values())
+        self._staging = torch.empty(largest, dtype=torch.uint8, pin_memory=self._copies is not None)
         self._freed: dict[int, torch.cuda.Event] = {}
 
     @property
@@ -147,22 +150,31 @@ class GpuAdapters:
         return self._rows[_SMALL if count <= _FEW_ROWS else _LARGE].of(count)
 
     def _copy(self, slot: int, adapter: LoraAdapter) -> None:
+        pace = Pace()
         for index, layer in enumerate(self._layers):
             for name, target in layer.items():
                 self._copy_layer(slot, index, name, target, adapter)
+                pace.add(target.nbytes // self._slots)
 
     def _copy_layer(self, slot: int, index: int, name: str, target: LayerAdapters, adapter: LoraAdapter) -> None:
-        a, b, scales = (each[slot].zero_() for each in (target.a, target.b, target.scales))
+        """By way of pinned memory, whole: a copy from any other would have the launch of a pass wait for it."""
+        places = [each[slot] for each in (target.a, target.b, target.scales)]
+        staged = self._staging[: sum(each.nbytes for each in places)].zero_().split([each.nbytes for each in places])
+        a, b, scales = (part.view(each.dtype).view(each.shape) for part, each in zip(staged, places, strict=True))
         first = 0
         for part, (module, outputs) in enumerate(self._parts[name].items()):
             weight = adapter.weights.get(f"model.layers.{index}.{module}")
             if weight is not None:
                 own_a, own_b = _own(weight, name, self._shard)
                 start, end = part * self._rank, part * self._rank + weight.rank
-                a[start:end].copy_(own_a)
-                b[first : first + outputs].copy_(torch.nn.functional.pad(own_b, (0, self._rank - weight.rank)))
+                a[start:end] = own_a
+                b[first : first + outputs, : weight.rank] = own_b
                 scales[start:end] = weight.scale
             first += outputs
+        for place, part in zip(places, (a, b, scales), strict=True):
+            place.copy_(part, non_blocking=True)
+        if self._copies is not None:
+            self._copies.synchronize()
 
 
 def _adapted(shard: Shard, layer: int) -> Sequence[str]:
