@@ -160,12 +160,13 @@ def test_ranks_have_the_parts_of_their_layers(tiny: Path, adapters: list[LoraAda
         assert torch.equal(out[1], torch.ones_like(out[1])) and not torch.equal(out[0], out[1])
         return out.cpu()
 
+    # An interpreter's products are the processor's library's, whose bits depend on how many columns there are.
+    tolerance = 1e-6 if ops is kernels and device == "cpu" else 0.0
     found = [add(each, "qkv", x, 96).split(32, 1) for each in parts]
-    assert torch.equal(
-        torch.cat([part for three in zip(*found, strict=True) for part in three], 1), add(whole, "qkv", x, 192)
-    )
+    beside = torch.cat([part for three in zip(*found, strict=True) for part in three], 1)
+    assert torch.allclose(beside, add(whole, "qkv", x, 192), rtol=0, atol=tolerance)
     gated = [add(each, "gate_up", x, 64) for each in parts]
-    assert torch.equal(torch.cat(gated, 1), add(whole, "gate_up", x, 128))
+    assert torch.allclose(torch.cat(gated, 1), add(whole, "gate_up", x, 128), rtol=0, atol=tolerance)
     for name, module in (("o", "self_attn.o_proj"), ("down", "mlp.down_proj")):
         weight = adapters[0].weights[f"model.layers.0.{module}"]
         for rank, each in enumerate(parts):
