@@ -52,7 +52,6 @@ def load(settings: VerifySettings, times: StageTimes | None = None) -> Loaded:
     if not settings.model.is_dir():
         raise FailedPreconditionError(f"--model: {no_such_folder(settings.model)}")
     _log.info("loading %s", settings.model)
-    host_kernels = None if settings.on_cpu else begin_compiling()
     max_context = _checked_context(settings)
     alone_on_cpu = settings.on_cpu and settings.tensor_parallel_size == 1
     form = kv_form(settings.model, ModelConfig.from_folder(settings.model), settings.kv_cache_dtype)
@@ -65,8 +64,6 @@ def load(settings: VerifySettings, times: StageTimes | None = None) -> Loaded:
             f"on device {settings.device!r} a row's bits depend on its neighbours: exact mode cannot be kept here"
         )
     dtype = form.name("float32" if alone_on_cpu else "bfloat16")
-    if host_kernels is not None:
-        host_kernels.join()
     times.end("checks")
     return Loaded(model, fingerprint(settings.model), num_pages, max_context, dtype)
 
@@ -109,6 +106,7 @@ def _load_gpu_model(
     _check_triton(settings)
     if not settings.on_cpu:
         _check_cuda(settings, form)
+    import slipstream_kernels.models.gpu.gpu_model  # noqa: F401  # before a second thread needs parts of it
     from slipstream_kernels.models.gpu.batch.limits import GpuLimits
     from slipstream_kernels.models.gpu.forward.flashinfer_attention import FlashInferError
     from slipstream_kernels.models.gpu.memory_plan import OutOfDeviceMemoryError
@@ -129,10 +127,12 @@ def _load_gpu_model(
         kv=form,
     )
     times.end("device")
+    host_kernels = begin_compiling()
     try:
         model = _load_ranks(settings, limits, times)
     except (OutOfDeviceMemoryError, FlashInferError, RankError) as error:
         raise FailedPreconditionError(str(error)) from error
+    host_kernels.join()
     dtype, features = form.name("bfloat16"), check_feature_memory(settings.feature_bytes)
     _log.info("memory: %s; KV cache in %s; %s", model.memory, dtype, features)
     return model, model.limits.num_pages
