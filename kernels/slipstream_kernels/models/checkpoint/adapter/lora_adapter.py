@@ -21,6 +21,8 @@ from slipstream_kernels.ops.lora.lora_weight import LoraWeight
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_EXPONENT = 0x7F80
+"""Bits of a bfloat16 that are all set in infinity and in what is no number."""
 _PROJECTION_PARTS = 6
 """Of a name such as model.layers.0.mlp.up_proj.weight; those of experts have more."""
 
@@ -106,9 +108,14 @@ def _read(path: Path, file: WeightFile, name: str, shape: tuple[int, int]) -> to
     if file.dtype(name) not in FLOATS:
         raise CheckpointError(f"{path}: {name} has dtype {file.dtype(name)}, supported are {', '.join(FLOATS)}")
     tensor = file.read(name).to(torch.bfloat16).contiguous()
-    if not torch.isfinite(tensor).all():
+    if not _is_finite(tensor):
         raise CheckpointError(f"{path}: {name} holds NaN or infinity")
     return tensor
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Of bfloat16. By its bits, on this thread alone: torch's check takes all cores, and thirty times as long."""
+    return bool(((tensor.view(torch.int16).numpy() & _EXPONENT) != _EXPONENT).all())
 
 
 def _size(weight: LoraWeight) -> int:

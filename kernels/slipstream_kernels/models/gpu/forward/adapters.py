@@ -157,22 +157,28 @@ class GpuAdapters:
                 pace.add(target.nbytes // self._slots)
 
     def _copy_layer(self, slot: int, index: int, name: str, target: LayerAdapters, adapter: LoraAdapter) -> None:
-        """By way of pinned memory, whole: a copy from any other would have the launch of a pass wait for it."""
+        """By way of pinned memory, whole: a copy from any other would have the launch of a pass wait for it.
+
+        That is filled by numpy, on this thread alone: torch has all cores copy, beside which the loop's thread waits.
+        """
         places = [each[slot] for each in (target.a, target.b, target.scales)]
-        staged = self._staging[: sum(each.nbytes for each in places)].zero_().split([each.nbytes for each in places])
-        a, b, scales = (part.view(each.dtype).view(each.shape) for part, each in zip(staged, places, strict=True))
+        staged = self._staging[: sum(each.nbytes for each in places)]
+        staged.numpy().fill(0)
+        parts = staged.split([each.nbytes for each in places])
+        host = [part.view(each.dtype).view(each.shape) for part, each in zip(parts, places, strict=True)]
+        a, b, scales = host[0].view(torch.int16).numpy(), host[1].view(torch.int16).numpy(), host[2].numpy()
         first = 0
         for part, (module, outputs) in enumerate(self._parts[name].items()):
             weight = adapter.weights.get(f"model.layers.{index}.{module}")
             if weight is not None:
-                own_a, own_b = _own(weight, name, self._shard)
+                own_a, own_b = (each.view(torch.int16).numpy() for each in _own(weight, name, self._shard))
                 start, end = part * self._rank, part * self._rank + weight.rank
                 a[start:end] = own_a
                 b[first : first + outputs, : weight.rank] = own_b
                 scales[start:end] = weight.scale
             first += outputs
-        for place, part in zip(places, (a, b, scales), strict=True):
-            place.copy_(part, non_blocking=True)
+        for place, each in zip(places, host, strict=True):
+            place.copy_(each, non_blocking=True)
         if self._copies is not None:
             self._copies.synchronize()
 
