@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from slipstream.extras import explained
+from slipstream.imports import importing
 from slipstream.rpc.experiments import leave_out_event_engine
 from slipstream.standard_streams import open_standard_streams
 from slipstream.standby import stand_by
@@ -17,7 +18,8 @@ def main() -> None:
     with explained("device", "the verify service"):
         stand_by(_prepare)
         begun = time.monotonic()
-        from verify_service.server.command import run  # gRPC reads its environment when it is imported
+        with importing():
+            from verify_service.server.command import run  # gRPC reads its environment when it is imported
 
         run(begun=begun)
 

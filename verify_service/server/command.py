@@ -7,6 +7,7 @@ import logging
 import uvloop
 
 from slipstream.grammar.deep_stack import end_process
+from slipstream.imports import importing
 from slipstream.rpc.descriptors import raise_limit
 from slipstream.rpc.errors import SlipstreamError
 from slipstream.rpc.logs import set_up_logging
@@ -27,8 +28,9 @@ def run(argv: list[str] | None = None, begun: float | None = None) -> None:
     raise_limit()
     begin_start(settings.device)
     # Late, so that --help and mistakes in flags are answered without loading the device's libraries.
-    from slipstream_kernels.models.checkpoint.model_config import CheckpointError
-    from verify_service.server.server import serve
+    with importing():
+        from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+        from verify_service.server.server import serve
 
     try:
         uvloop.run(serve(settings, begun))
