@@ -11,6 +11,7 @@ from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from verify_service.core.expert_overlap import ExpertOverlap
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 FAST = 0.1
 """Share of the newest of what is measured in steps: a mean of some ten, which one that is held up moves by a tenth."""
@@ -25,8 +26,8 @@ _MOST_OFF = 2.0
 _PLAIN_KNOWN = 256
 """Passes with nodes since the last one without, from which on they may as well tell what requests alone take.
 
-Before that it is nodes that take what is more than was expected: a pass of requests alone would look as dear as one
-with trees, and trees worth their price, as long as there are trees in all of them.
+Before that what all of them take longer is the price of trees, however small: a pass of requests alone would look as
+dear as one with trees, and trees worth their price, as long as there are trees in all of them.
 """
 PROFILED_CONTEXT = 1024
 """Tokens that each request has before it in the passes that are measured at start-up."""
@@ -35,10 +36,11 @@ PROFILED_CONTEXT = 1024
 class StepTimeModel:
     """Seconds of a pass of some requests and nodes: measured at start-up, interpolated, corrected by what passes take.
 
-    More nodes never cost less. Three factors correct the table: of what requests take without nodes, of what nodes add
-    to that, and of what reading the context adds beyond that of the measured passes. A pass moves each by its share
-    (normalised least mean squares), one with nodes the first and the last the less the newer the last one without is.
-    All answers are for requests of the mean context of the latest pass.
+    More nodes never cost less. Four factors correct the table: of what requests take without nodes, of what any nodes
+    add to that, of what each adds, and of what reading the context adds beyond that of the measured passes. A pass
+    moves each by its share (normalised least mean squares); the first two share what one with nodes moves them by, the
+    more to the first the longer ago the last one without is. All answers are for requests of the mean context of the
+    latest pass.
     """
 
     def __init__(self, measured: Iterable[tuple[int, int, float]], experts: ExpertForm | None = None) -> None:
@@ -60,6 +62,8 @@ class StepTimeModel:
         self._table = np.maximum.accumulate(np.maximum.accumulate(self._rising(by_requests), axis=1), axis=0)
         """[requests, nodes]"""
         self._plain = self._drafted = self._read = 1.0
+        self._trees = 0.0
+        """What any nodes add to `_plain`."""
         self._since_plain = _PLAIN_KNOWN
         """Passes with nodes since the last one without."""
         self._token_seconds = self._seconds_of_a_token()
@@ -69,14 +73,14 @@ class StepTimeModel:
         """By requests, the table's seconds with 0, 1, 2, ... nodes, as far as was asked for."""
 
     @property
-    def factors(self) -> tuple[float, float, float]:
+    def factors(self) -> tuple[float, float, float, float]:
         """Those that correct the table, and what requests have come to take each by their context, in seconds."""
-        return self._plain, self._drafted, self._read * self._token_seconds * self._beyond
+        return self._plain, self._trees, self._drafted, self._read * self._token_seconds * self._beyond
 
     def seconds(self, requests: int, nodes: int = 0) -> float:
         """Of one pass."""
         in_table = self._up_to(requests, nodes)
-        return float(self._corrected(requests, in_table[nodes], in_table[0]))
+        return float(self._corrected(requests, nodes > 0, in_table[nodes], in_table[0]))
 
     def growth(self, requests: int) -> float:
         """How many times longer a pass of so many requests takes than one of a single request, as measured at first."""
@@ -84,12 +88,13 @@ class StepTimeModel:
 
     def predict(self, requests: int, nodes: Floats) -> Floats:
         """Of passes with so many nodes each, on average perhaps."""
-        return self._corrected(requests, self._in_table(requests, nodes), self._up_to(requests, 0)[0])
+        return self._corrected(requests, nodes > 0, self._in_table(requests, nodes), self._up_to(requests, 0)[0])
 
     def predict_range(self, requests: int, nodes: int, count: int) -> Floats:
         """Of `count` passes, the first with so many nodes and each of the others with one more than the one before."""
         in_table = self._up_to(requests, nodes + count)
-        return self._corrected(requests, in_table[nodes : nodes + count], in_table[0])
+        drafted = np.arange(nodes, nodes + count) > 0
+        return self._corrected(requests, drafted, in_table[nodes : nodes + count], in_table[0])
 
     def observe(self, requests: int, nodes: float, seconds: float, context: float = PROFILED_CONTEXT) -> None:
         """Take in one pass, of requests that have so many tokens each before them on average."""
@@ -99,24 +104,27 @@ class StepTimeModel:
         plain = float(in_table[0])
         whole = float(in_table[below] + (nodes - below) * (in_table[below + 1] - in_table[below]))
         added, read = whole - plain, requests * self._token_seconds * self._beyond
-        expected = max(self._plain * plain + self._drafted * added + self._read * read, _LEAST_FACTOR * plain)
+        base = self._plain + self._trees if nodes else self._plain
+        expected = max(base * plain + self._drafted * added + self._read * read, _LEAST_FACTOR * plain)
         seen = min(max(seconds, expected / _MOST_OFF), expected * _MOST_OFF)
-        self._since_plain = min(self._since_plain + 1, _PLAIN_KNOWN) if added else 0
-        share = self._since_plain / _PLAIN_KNOWN if added else 1.0
-        step = FAST * (seen - expected) / (share * (plain * plain + read * read) + added * added)
-        self._plain, self._drafted, self._read = (
-            min(max(factor + step * part, _LEAST_FACTOR), _MOST_FACTOR)
-            for factor, part in ((self._plain, share * plain), (self._drafted, added), (self._read, share * read))
-        )
+        step = FAST * (seen - expected) / (plain * plain + added * added + read * read)
+        self._since_plain = min(self._since_plain + 1, _PLAIN_KNOWN) if nodes else 0
+        share = self._since_plain / _PLAIN_KNOWN if nodes else 1.0
+        self._plain = _within(self._plain + share * step * plain)
+        self._trees = min(max(self._trees + (1.0 - share) * step * plain, 0.0), _MOST_FACTOR)
+        self._drafted = _within(self._drafted + step * added)
+        self._read = _within(self._read + step * read)
 
     def excess(self, requests: int, seconds: float) -> float:
         """Of a pass without nodes, by how much of what is expected it took longer, or less; once as much at most."""
         return min(seconds / self.seconds(requests), _MOST_OFF) - 1.0
 
-    def _corrected(self, requests: int, in_table: Floats, plain: float) -> Floats:
+    def _corrected(self, requests: int, drafted: Bools | bool, in_table: Floats, plain: float) -> Floats:
+        """`drafted`: whether the pass of which the table has that has any nodes."""
         read = requests * self._read * self._token_seconds * self._beyond
         least = _LEAST_FACTOR * plain
-        seconds: Floats = self._drafted * (in_table - plain) + max(self._plain * plain + read, least)
+        alone = max(self._plain * plain + read, least)
+        seconds: Floats = self._drafted * (in_table - plain) + alone + np.multiply(self._trees * plain, drafted)
         return seconds
 
     def _seconds_of_a_token(self) -> float:
@@ -159,3 +167,7 @@ class StepTimeModel:
             rows.append(line)
             above = line
         return np.array(rows[::-1])
+
+
+def _within(factor: float) -> float:
+    return min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)

@@ -153,3 +153,27 @@ def test_where_requests_were_not_measured_a_context_costs_nothing() -> None:
     model.observe(1, 0, 1e-3, 32768)
     assert model.seconds(4, 2) == pytest.approx(before)
     assert model.growth(1) == 1.0
+
+
+def test_what_trees_cost_whatever_their_size_is_the_price_of_no_node_and_of_no_pass_without() -> None:
+    costs, random = StepTimeModel(H200), np.random.default_rng(5)
+    before = [costs.seconds(16, nodes) for nodes in (0, 32, 64)]
+    for step in range(600):
+        nodes = 0 if step % 12 == 0 else int(random.integers(16, 80))
+        costs.observe(16, nodes, StepTimeModel(H200).seconds(16, nodes) + (1.5e-3 if nodes else 0.0))
+    after = [costs.seconds(16, nodes) for nodes in (0, 32, 64)]
+    assert after[0] == pytest.approx(before[0], rel=0.04)
+    assert after[1] - after[0] == pytest.approx(before[1] - before[0] + 1.5e-3, rel=0.15)
+    assert after[2] - after[1] == pytest.approx(before[2] - before[1], abs=0.2e-3)
+
+
+def test_passes_that_all_have_trees_tell_at_last_what_passes_without_take() -> None:
+    costs = StepTimeModel(H200)
+    plain = costs.seconds(16)
+    costs.observe(16, 0, plain)
+    for _ in range(40):
+        costs.observe(16, 48, 2 * StepTimeModel(H200).seconds(16, 48))
+    assert costs.seconds(16) < 1.2 * plain
+    for _ in range(2000):
+        costs.observe(16, 48, 4 * StepTimeModel(H200).seconds(16, 48))
+    assert costs.seconds(16) > 1.3 * plain
