@@ -82,8 +82,8 @@ def test_every_choice_is_a_child_of_its_request(cluster, receiver, id_):
     assert SECRET not in repr(receiver.spans)
 
 
-def test_a_request_stays_one_when_its_verify_service_dies(cluster, receiver, id_):
-    (undisturbed,) = complete(cluster, f"{id_}-calm", max_tokens=400)["choices"]
+def disturbed(cluster: Cluster, id_: str) -> str:
+    """Text of a stream whose verify service is killed once its first tokens were read."""
     body = BODY | {"model": cluster.layout.model.name, "max_tokens": 400, "stream": True}
     url, text, alive = f"{cluster.http_url}/v1/completions", "", True
     with httpx.stream("POST", url, json=body, headers=HEADERS | {"x-request-id": id_}, timeout=240) as reply:
@@ -94,15 +94,24 @@ def test_a_request_stays_one_when_its_verify_service_dies(cluster, receiver, id_
                     cluster.kill("verify")
                     cluster.start("verify")
                     alive = False
-    assert text == undisturbed["text"]
-    (parent,) = spans(receiver, "slipstream-gateway", id_)
-    resumes = [(at, told) for name, at, told in parent.events if name == "resumed"]
-    assert parent.attributes[names.RESUMES] == len(resumes) >= 1  # a crowded machine may lose a connection besides
+    return text
+
+
+def test_a_request_stays_one_when_its_verify_service_dies(cluster, receiver, id_):
+    (undisturbed,) = complete(cluster, f"{id_}-calm", max_tokens=400)["choices"]
+    for attempt in range(5):  # a stream may be over before it is known here to have begun
+        asked = f"{id_}-{attempt}"
+        assert disturbed(cluster, asked) == undisturbed["text"]
+        (parent,) = spans(receiver, "slipstream-gateway", asked)
+        resumes = [(at, told) for name, at, told in parent.events if name == "resumed"]
+        assert parent.attributes[names.RESUMES] == len(resumes)
+        if resumes:
+            break
+    at, told = resumes[-1]  # a crowded machine may lose a connection besides
     at, told = resumes[-1]
 
     def is_the_last(span) -> bool:
-        asked = span.attributes[names.REQUEST_ID]
-        return (span.service, asked) == ("slipstream-verify", id_) and span.ended > at
+        return (span.service, span.attributes[names.REQUEST_ID]) == ("slipstream-verify", asked) and span.ended > at
 
     (child,) = receiver.wait_for(is_the_last, seconds=120)
     assert (child.trace_id, child.parent_id) == (TRACE, parent.span_id)

@@ -16,8 +16,8 @@ import pytest
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 
-SLOW = "{%- for i in range(99999) -%}{%- for j in range(9) -%}{%- endfor -%}{%- endfor -%}{{ messages[0].content }}"
-"""A second's work, more or less."""
+SLOW = "{%- for i in range(99999) -%}{%- for j in range(200) -%}{%- endfor -%}{%- endfor -%}{{ messages[0].content }}"
+"""Half a second's work on a fast processor."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_nothing_is_left_when_the_gateway_has_gone(
     make_folder: Callable[..., Path], verify: FakeVerify, number: signal.Signals
 ) -> None:
     """Not even a worker that is busy, and does not look at its socket."""
-    loop = SLOW.replace("range(9)", "range(99999)")
+    loop = SLOW.replace("range(200)", "range(99999)")
     with GatewayProcess(make_folder(loop), verify.address, "--drain-seconds", "0", "--text-seconds", "300") as gateway:
         server = fork_server(gateway)
         processes = [server, *server.children()]
