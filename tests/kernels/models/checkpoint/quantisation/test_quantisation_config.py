@@ -61,6 +61,8 @@ def test_activations_and_keys_stay_as_they_are_and_that_is_told() -> None:
     assert "config_groups.group_0.input_activations" in line
     (line,) = read(form("fp8 block")).notices
     assert "activation_scheme 'dynamic'" in line
+    (line,) = read(form("fp8 tensor")).notices
+    assert "activation_scheme 'static'" in line
     (line,) = read(form("pack4 g32"), kv_cache_scheme={"num_bits": 8}).notices
     assert "kv_cache_scheme" in line
 
