@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 
+import httpx
 import pytest
 
 from benchmarks.lib.runner import verify_state
@@ -45,6 +46,12 @@ def write(path, *addresses, draining=()):
     fresh.replace(path)
 
 
+def is_known(gateway, address):
+    """Whether a gateway has met the service at an address: requests that are still to come find it ready."""
+    services = httpx.get(f"{gateway.http_url}/services", timeout=30).json()["verify_services"]
+    return any(each["address"] == address and each["ready"] for each in services)
+
+
 @pytest.mark.slow
 def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path):
     path = tmp_path / "members.toml"
@@ -81,6 +88,8 @@ def test_all_kinds_of_streams_move_without_a_changed_token(tiny_model, tmp_path)
                     break
                 moves += 1
                 later = two if former == one else one
+                write(path, one, two)
+                await asyncio.to_thread(wait_until, lambda: is_known(gateway, two), "the gateway did not meet it", 30.0)
                 committed[later] = verify_state(later).committed_tokens
                 write(path, one, two, draining=(former,))
                 await asyncio.to_thread(
