@@ -26,6 +26,7 @@ from verify_service.core.step_result import VerifyResult
 from verify_service.core.step_time_model import PROFILED_CONTEXT, StepTimeModel
 from verify_service.draft_link.routing.hidden_state_feed import step_bytes
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.controller import SpeculationController
 from verify_service.speculation.goodput import GoodputOptimizer
 
@@ -222,9 +223,8 @@ class Rounds:
         if costs is not None:
             self.head.costs = costs
         measured = ((requests, rows, s * self._random.uniform(0.97, 1.03)) for requests, rows, s in machine.passes)
-        self.drafting = SpeculationController(
-            self.head, self._memory, self._config, GoodputOptimizer(StepTimeModel(measured, machine.experts))
-        )
+        optimizer = GoodputOptimizer(StepTimeModel(measured, machine.experts), AcceptanceModel())
+        self.drafting = SpeculationController(self.head, self._memory, self._config, optimizer)
         self._states: list[RequestState] = []
         self._begun = 0
         self._decided_at = 0.0

@@ -1,9 +1,8 @@
-"""Sample, then match: which drafted nodes a step accepts, and how often it does."""
+"""Sample, then match: which drafted nodes a step accepts."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from slipstream.generation_types import SourceCount
@@ -11,12 +10,6 @@ from slipstream_kernels.token_tree import TokenTree
 
 NO_TOKEN = -1
 """What is sampled where the logits decide nothing: one of them is no finite number. No node carries it."""
-FADE = 0.02
-"""Of old trees' weight, for each new one: some fifty count."""
-
-
-MOST_RATE = 0.98
-"""How often a level may be taken to be matched."""
 
 
 class AcceptedPath(NamedTuple):
@@ -96,31 +89,3 @@ def match_path(tree: TokenTree, tokens: Sequence[int]) -> tuple[int, int]:
             break
         at, count = node, count + 1
     return at, count
-
-
-@dataclass(slots=True)
-class Acceptance:
-    """How often a level of a request's trees was matched once it was reached; old steps fade."""
-
-    tried: float = 0.0
-    matched: float = 0.0
-    last_accept_length: int = 0
-    """Levels matched the last time."""
-
-    def observe(self, tried: int, matched: int) -> None:
-        self.last_accept_length = matched
-        self.tried += tried - FADE * self.tried
-        self.matched += matched - FADE * self.matched
-
-    def expect(self, chance: float) -> None:
-        """Take in a level that was not verified, and had been matched with that chance."""
-        self.tried += 1.0 - FADE * self.tried
-        self.matched += chance - FADE * self.matched
-
-    def fade(self) -> None:
-        """Count for half what was seen."""
-        self.tried, self.matched = self.tried / 2, self.matched / 2
-
-    def rate(self, prior: float, weight: float = 8.0) -> float:
-        """Estimate that starts at `prior`, which counts as `weight` observations."""
-        return min(MOST_RATE, (self.matched + weight * prior) / (self.tried + weight))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.generation_types import FinishReason
-from verify_service.core.acceptance import Acceptance, VerifiedTree
+from verify_service.core.acceptance import VerifiedTree
+from verify_service.core.acceptance_history import AcceptanceHistory
 from verify_service.core.request import GenerationRequest, RequestKey, SamplingParams
 from verify_service.grammar.request_grammar import RequestGrammar
 from verify_service.kv_cache.prefix_cache import Namespace, PrefixHandle
@@ -76,7 +77,7 @@ class DraftState:
     """Whether the drafter is sent nothing of this request."""
     catching_up: bool = False
     """Whether the drafter lacks older tokens or states, and is asked for no tree until it has them."""
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AcceptanceHistory = field(default_factory=AcceptanceHistory)
 
 
 @dataclass(slots=True, eq=False)

@@ -41,6 +41,7 @@ from verify_service.scheduler.admission import Admission
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.scheduler.pass_share import PassShare
 from verify_service.scheduler.scheduler import Scheduler
+from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.controller import SpeculationController
 from verify_service.speculation.goodput import GoodputOptimizer
 
@@ -67,8 +68,7 @@ class VerifyLoop:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         """Without `grammars` requests that have one are refused."""
-        source = GuardedSource(drafts)
-        target = model.config
+        source, target = GuardedSource(drafts), model.config
         max_context = config.max_context or target.max_context
         self._sink = sink
         self._commands = CommandQueue()
@@ -78,7 +78,8 @@ class VerifyLoop:
         costs = StepTimeModel(self._engine.pass_costs(), target.form.experts)
         self._passes = PassShare(costs, config.prefill_chunk)
         self._scheduler = Scheduler(config, self._memory, self._passes)
-        self._speculation = SpeculationController(source, self._memory, config, GoodputOptimizer(costs), self._passes)
+        optimizer = GoodputOptimizer(costs, AcceptanceModel())
+        self._speculation = SpeculationController(source, self._memory, config, optimizer, self._passes)
         self._step_queue = StepQueue(self._engine, self._speculation)
         self._features = HiddenStateCapture(self._engine, self._memory.features, source, config.feature_boundaries)
         self._ahead = WorkAhead(self._engine, self._features)

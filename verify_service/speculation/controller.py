@@ -51,7 +51,8 @@ class SpeculationController:
         self._passes = passes or PassShare(optimizer.step_time, config.prefill_chunk)
         self._source = source
         self._optimizer = optimizer
-        self._node_selector = NodeSelector(optimizer.step_time)
+        self._acceptance = optimizer.acceptance
+        self._node_selector = NodeSelector(optimizer.step_time, optimizer.acceptance)
         self._memory = memory
         self._step_nodes = config.step_nodes
         self._draft_latency = DraftLatency(optimizer)
@@ -241,9 +242,8 @@ class SpeculationController:
         rows = sum(item.count for item in items) + self._step_nodes - room
         tokens = sum(item.decides for item in items)
         parts = self._node_selector.choose(drafted, requests=len(items), rows=rows, tokens=tokens, waited=waited)
-        for (item, _), proposed, part in zip(free, drafted, parts, strict=True):
-            if part is None:
-                self._optimizer.observe_untaken(item.state, self._node_selector.first_level_chance(proposed))
+        if untaken := [proposed for proposed, part in zip(drafted, parts, strict=True) if part is None]:
+            self._acceptance.expect(untaken)
         chosen = [(item, part) for (item, _), part in zip(free, parts, strict=True) if part is not None]
         for item, part in cut_trees(self._passes, chosen, items, room):
             item.tree = fit_tree(self._memory, item, part, room)
@@ -277,12 +277,10 @@ class SpeculationController:
                 verified.append((proposed_forced(state, tree), right))
                 continue
             verified.append((proposed_tree(state, tree), right))
-            draft = state.draft
-            self._optimizer.observe_tree(draft.acceptance, tree.depth, len(right), draft.proposer)
-            if draft.adaptive:
+            if state.draft.adaptive:
                 worth = len(tree) if item.profitable_nodes is None else item.profitable_nodes
                 self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
-        self._node_selector.observe(verified)
+        self._acceptance.observe(verified)
         if requests:
             rows: float = nodes
             if self.experts is not None:
@@ -291,7 +289,7 @@ class SpeculationController:
             drafted = sum(len(right) for _, right in verified)
             self._optimizer.observe_pass(requests, rows, seconds, mean_context(decisions), drafted)
         self._optimizer.prepare()
-        self._node_selector.prepare()
+        self._acceptance.prepare()
 
     def send_commits(
         self,

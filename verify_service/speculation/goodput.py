@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from slipstream_kernels.draft_protocol.records import RoundCost
 from slipstream_kernels.level_choice import best_levels
-from verify_service.core.acceptance import MOST_RATE, Acceptance
-from verify_service.core.request_state import RequestState
+from verify_service.core.acceptance_history import MOST_RATE, AcceptanceHistory
 from verify_service.core.step_time_model import FAST, Floats, StepTimeModel
+from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.draft_time import DraftTimeModel
 from verify_service.speculation.forecast import Forecast
 from verify_service.speculation.gate import READY_BEFORE, REST_AFTER, SpeculationGate
@@ -29,17 +29,13 @@ _START_GAIN = 1.03
 """Times plain throughput that trees must promise before there are any: who begins has first to catch up."""
 _LEAST_CHANCE = 0.02
 """Of levels that are considered."""
-_SURPRISE = 0.1
-"""By what a probe must find the chance of a level another for one more to follow at once: its 20 levels err by that."""
-_PRIOR = 0.7
-"""Chance of a level of a proposer of which nothing was seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthCandidate:
-    """A request that wants a tree: its acceptance so far, the deepest path it may have, and who drafts for it."""
+    """A request that wants a tree: what became of earlier ones, the deepest path it may have, and who drafts for it."""
 
-    acceptance: Acceptance
+    history: AcceptanceHistory
     max_levels: int
     proposer: str = ""
 
@@ -67,15 +63,12 @@ class GoodputOptimizer:
     first. Where none is worth its cost the step is plain, unless the gate wants a short probe whether that has changed.
     """
 
-    def __init__(self, costs: StepTimeModel) -> None:
+    def __init__(self, costs: StepTimeModel, acceptance: AcceptanceModel) -> None:
         self.step_time = costs
+        self.acceptance = acceptance
         self.draft_time = DraftTimeModel(costs)
         self.gate = SpeculationGate()
         self.forecast = Forecast()
-        self._proposers: dict[str, Acceptance] = {}
-        """By the proposer's name, what became of trees of all its requests, those that have ended included."""
-        self._before_probe: dict[str, float] = {}
-        """Chance of a level by proposer, as it was known when the last probe began."""
         self._presence = 1.0
         self._idle = 0.0
         """Of an engine before a step without trees, in such steps, while none are wanted."""
@@ -110,17 +103,6 @@ class GoodputOptimizer:
         self.draft_time.learn_costs(proposer, costs)
         if self.draft_time.knows_costs:
             self.gate.know_costs()
-
-    def observe_tree(self, acceptance: Acceptance, depth: int, matched: int, proposer: str = "") -> None:
-        """Take in one verified tree, of which the path of length `matched` was right."""
-        tried = min(depth, matched + 1)
-        acceptance.observe(tried, matched)
-        self._of_proposer(proposer).observe(tried, matched)
-
-    def observe_untaken(self, state: RequestState, chance: float) -> None:
-        """Take in a tree of which no node was worth its row; its first level is right with that chance."""
-        state.draft.acceptance.expect(chance)
-        self._of_proposer(state.draft.proposer).expect(chance)
 
     def observe_nodes(self, running: int, *, nodes: int, depth: int) -> None:
         """Take in what of a tree was worth its rows in a step of `running` requests; of one alone, the first is all."""
@@ -195,14 +177,13 @@ class GoodputOptimizer:
             self.forecast.add(max(requests, 1), plain, own.promised if self.is_profitable else None)
         if asking and not self.is_profitable and not self.gate.unprofitable_steps % REST_AFTER:
             self.gate.judge(could_pay=self._could_pay(asking, max(requests, 1), nodes))
-        if self.gate.step(profitable=self.is_profitable, learned=self.gate.probe_ends and self._has_learned()):
+        learned = self.gate.probe_ends and self.acceptance.has_learned()
+        if self.gate.step(profitable=self.is_profitable, learned=learned):
             self._forget()
         if self.is_profitable:
             return list(granted)
         if self.gate.probe_begins:
-            self._before_probe = {name: known.rate(_PRIOR) for name, known in self._proposers.items()}
-            for acceptance in self._proposers.values():
-                acceptance.fade()
+            self.acceptance.begin_probe()
         levels = PROBE_LEVELS if self.gate.probing else 0
         return [min(levels, candidate.max_levels) for candidate in candidates]
 
@@ -221,7 +202,9 @@ class GoodputOptimizer:
 
     def would_pay(self, candidate: DepthCandidate, requests: int) -> bool:
         """Whether trees would raise goodput in steps of so many requests that are all like this one."""
-        return bool(len(self._best_candidates([candidate] * requests, requests, 0, _START_GAIN)[0]))
+        rates = self.acceptance.level_rates([(candidate.history, candidate.proposer)] * requests)
+        most = [candidate.max_levels] * requests
+        return bool(len(self._best_levels(rates, most, requests, 0, _START_GAIN)[0]))
 
     def prepare(self) -> None:
         """Choose, ahead of the next `choose_depths`, for its last candidates by the newest estimates.
@@ -247,24 +230,11 @@ class GoodputOptimizer:
         chances: Floats = np.float64(MOST_RATE) ** levels
         return best_levels(chances, levels, passes, np.array(waits), float(requests), least)[0] > 0
 
-    def _has_learned(self) -> bool:
-        """Whether a proposer is right more or less often than before the probe, so that one more is to tell by what."""
-        return any(
-            abs(self._proposers[name].rate(_PRIOR) - before) > _SURPRISE for name, before in self._before_probe.items()
-        )
-
     def _forget(self) -> None:
         """What trees cost is known from trees alone: a time in which they cost much must not be the last word."""
         self.draft_time.forget()
         self._nodes_per_level.clear()
         self._presence = 1.0
-
-    def _of_proposer(self, name: str) -> Acceptance:
-        """As if it had been tried a little already."""
-        known = self._proposers.get(name)
-        if known is None:
-            known = self._proposers[name] = Acceptance(tried=20.0, matched=20.0 * _PRIOR)
-        return known
 
     def _choose(self, last: _Memo, candidates: Sequence[DepthCandidate], requests: int, nodes: int) -> list[int]:
         """Return the depth of each candidate; memoised while the estimates are unchanged."""
@@ -275,43 +245,31 @@ class GoodputOptimizer:
             return last.granted
         if same_size and not any(last.granted) and self.gate.unprofitable_steps % REST_AFTER:
             return last.granted
-        histories = [
-            (candidate.acceptance.tried, candidate.acceptance.matched, candidate.max_levels) for candidate in candidates
-        ]
-        overall = [(each.tried, each.matched) for each in self._proposers.values()]
+        rates = self.acceptance.level_rates([(candidate.history, candidate.proposer) for candidate in candidates])
+        most = [candidate.max_levels for candidate in candidates]
         waits = self.draft_time.waits(len(candidates), requests, (1, 2))
         known = self._presence, self._rows_per_level(requests), *waits, *self.step_time.factors
-        facts = (histories, requests, nodes, overall, known)
+        facts = (rates.tolist(), most, requests, nodes, known)
         if facts != last.facts:
             worth = LEAST_GAIN if any(last.granted) else _START_GAIN
-            taken, last.promised = self._best_candidates(candidates, max(requests, 1), nodes, worth)
+            taken, last.promised = self._best_levels(rates, most, max(requests, 1), nodes, worth)
             last.facts, last.granted = facts, np.bincount(taken, minlength=len(candidates)).tolist()
         return last.granted
 
-    def _candidates(self, candidates: Sequence[DepthCandidate]) -> tuple[Floats, Ints, Ints]:
-        """Chances that levels are output, whose, and which: best first; a level never precedes the one above it."""
-        priors = {candidate.proposer: self._of_proposer(candidate.proposer).rate(_PRIOR) for candidate in candidates}
-        rates = np.array([candidate.acceptance.rate(priors[candidate.proposer]) for candidate in candidates])
-        most = np.array([candidate.max_levels for candidate in candidates])
-        chances: Floats = rates**_LEVELS
-        places, indices = np.nonzero((chances >= _LEAST_CHANCE) & (most >= _LEVELS))
-        offered = chances[places, indices]
-        order = (-offered).argsort(kind="stable")
-        return offered[order], indices[order], places[order] + 1
-
-    def _best_candidates(
-        self, candidates: Sequence[DepthCandidate], requests: int, nodes: int, worth: float
+    def _best_levels(
+        self, rates: Floats, most: Sequence[int], requests: int, nodes: int, worth: float
     ) -> tuple[Ints, tuple[float, float] | None]:
         """Whose levels to take, and what the step promises with them, see `_Memo`.
 
-        These are the likeliest, of those that are not deeper than is worth waiting for.
+        These are the likeliest, of those that are not deeper than is worth waiting for. rates, most: [candidates], the
+        chance of a level if the one above is right, and how many levels each may have.
         """
-        chances, indices, levels = self._candidates(candidates)
+        chances, indices, levels = _offered(rates, most)
         if not len(levels):
             return indices, None
         per_level = self._presence * self._rows_per_level(requests)
         passes = self.step_time.predict(requests, nodes + per_level * np.arange(1.0, len(levels) + 1))
-        waits = self.draft_time.waits(len(candidates), requests, range(1, int(levels.max()) + 1))
+        waits = self.draft_time.waits(len(rates), requests, range(1, int(levels.max()) + 1))
         least = worth * requests / self.step_time.seconds(requests, nodes)
         chances = self._presence * chances
         deepest, taken = best_levels(chances, levels, passes, np.array(waits), float(requests), least)
@@ -320,3 +278,12 @@ class GoodputOptimizer:
         within = levels <= deepest
         tokens = requests + float(chances[within][:taken].sum())
         return indices[within][:taken], (tokens, float(passes[taken - 1]) + waits[deepest - 1])
+
+
+def _offered(rates: Floats, most: Sequence[int]) -> tuple[Floats, Ints, Ints]:
+    """Chances that levels are output, whose, and which: best first; a level never precedes the one above it."""
+    chances: Floats = rates**_LEVELS
+    places, indices = np.nonzero((chances >= _LEAST_CHANCE) & (np.array(most) >= _LEVELS))
+    offered = chances[places, indices]
+    order = (-offered).argsort(kind="stable")
+    return offered[order], indices[order], places[order] + 1

@@ -88,7 +88,7 @@ class GrammarTrees:
 
 def proposed_forced(state: RequestState, tree: TokenTree) -> ProposedTree:
     """Return a tree of forced text with what its acceptance is estimated by, apart from that of drafters."""
-    return ProposedTree((GRAMMAR, state.parameters.sampling.temperature > 0), 0, tree)
+    return ProposedTree((GRAMMAR, state.parameters.sampling.temperature > 0), tree)
 
 
 def _may_draft(state: RequestState) -> bool:

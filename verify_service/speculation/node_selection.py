@@ -30,9 +30,9 @@ class NodeSelector:
     before its children; of the sums of the first n, the one that yields most tokens per second of the pass wins.
     """
 
-    def __init__(self, costs: StepTimeModel) -> None:
+    def __init__(self, costs: StepTimeModel, acceptance: AcceptanceModel) -> None:
         self._costs = costs
-        self._chances = AcceptanceModel()
+        self._acceptance = acceptance
         self._steps = 0
 
     def choose(
@@ -69,7 +69,7 @@ class NodeSelector:
             seconds = self._costs.predict_range(requests, rows - requests, nodes + 1)
             if seconds[nodes] < LEAST_GAIN * seconds[0]:
                 return None
-        chances = self._chances.path_probs(trees)
+        chances = self._acceptance.path_probs(trees)
         order = np.argsort(-chances, kind="stable")
         if experts is not None:
             counts = _sums(experts.of_nodes([drafted.tree for drafted in trees], order))
@@ -81,19 +81,6 @@ class NodeSelector:
         yields /= waited + seconds
         best = int(yields.argmax())
         return None if best == nodes else sorted(order[:best].tolist())
-
-    def first_level_chance(self, drafted: ProposedTree) -> float:
-        """Of a tree, that one of the nodes below its root is output."""
-        chances = self._chances.path_probs([drafted])
-        return min(1.0, float(sum(chances[node] for node in drafted.tree.children(-1))))
-
-    def observe(self, verified: Sequence[tuple[ProposedTree, Sequence[int]]]) -> None:
-        """Take in verified trees; of each the nodes, a path from the root's child down, that were right."""
-        self._chances.observe(verified)
-
-    def prepare(self) -> None:
-        """Do ahead of the next `choose` what need not wait for its trees."""
-        self._chances.prepare()
 
 
 def _sums(values: Floats) -> Floats:

@@ -180,12 +180,12 @@ class TreeSizer:
                 ),
             )
             self._warm += rising[: kept - len(self._warm)]
-        fades = self._gate.probe_begins
         for state in states:
             state.draft.paused = state in able and (state not in self._warm or state in held)
             state.draft.catching_up |= state.draft.paused
-            if state.draft.paused and fades:
-                state.draft.acceptance.fade()
+        if self._gate.probe_begins:
+            paused = [state.draft.acceptance for state in states if state.draft.paused]
+            self._optimizer.acceptance.leave_out(paused)
 
 
 def _has_caught_up(state: RequestState) -> bool:

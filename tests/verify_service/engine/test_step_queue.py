@@ -21,6 +21,7 @@ from verify_service.core.step_result import StepHandle, StepTimes, VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.engine.step_queue import StepQueue
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.controller import SpeculationController
 from verify_service.speculation.goodput import GoodputOptimizer
 
@@ -56,7 +57,7 @@ def bench(
     lookahead: int, trees: DraftSource | None = None, config: EngineConfig = CONFIG
 ) -> tuple[StepQueue, Scripted]:
     engine = Scripted(lookahead)
-    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 8e-3)]))
+    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 8e-3)]), AcceptanceModel())
     drafting = SpeculationController(trees or NoDrafts(), KVCacheManager(config, 512), config, budget)
     return StepQueue(engine, drafting), engine  # type: ignore[arg-type]  # what a pipeline uses of it
 
@@ -159,9 +160,8 @@ def test_adaptive_requests_are_waited_for_while_trees_pay() -> None:
     trees = Attached()
     config = replace(CONFIG, adaptive=True)
     engine = Scripted(1)
-    drafting = SpeculationController(
-        trees, KVCacheManager(config, 512), config, GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 2, 9.0)]))
-    )
+    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 2, 9.0)]), AcceptanceModel())
+    drafting = SpeculationController(trees, KVCacheManager(config, 512), config, budget)
     pipeline = StepQueue(engine, drafting)  # type: ignore[arg-type]  # what a pipeline uses of it
     state = admitted(config, range(7), sampling=SamplingParams(seed=1), trees=trees)
     state.kv.req_index, state.kv.num_computed_tokens = 0, 6

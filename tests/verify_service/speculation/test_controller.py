@@ -22,6 +22,7 @@ from verify_service.core.step_result import VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.hidden_states.rows import HiddenStateRows
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.controller import SpeculationController
 from verify_service.speculation.goodput import GoodputOptimizer
 
@@ -29,8 +30,8 @@ from verify_service.speculation.goodput import GoodputOptimizer
 def drafting_of(
     trees: Fixed, memory: KVCacheManager, config: EngineConfig, costs: StepTimeModel | None = None
 ) -> SpeculationController:
-    source = GuardedSource(trees)
-    return SpeculationController(source, memory, config, GoodputOptimizer(costs or StepTimeModel([(1, 1, 1e-3)])))
+    budget = GoodputOptimizer(costs or StepTimeModel([(1, 1, 1e-3)]), AcceptanceModel())
+    return SpeculationController(GuardedSource(trees), memory, config, budget)
 
 
 def attach(
@@ -88,7 +89,7 @@ def test_what_a_device_drafted_for_one_request_is_learnt_from_once_it_is_read(co
     memory = KVCacheManager(config, 512)
     tree = TokenTree.chain(tuple(range(count)))
     source = Told(DeviceTree(Unread(tree), 0, 6, 4))
-    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 2e-3)]))
+    budget = GoodputOptimizer(StepTimeModel([(1, 1, 1e-3), (1, 64, 2e-3)]), AcceptanceModel())
     drafting = SpeculationController(source, memory, config, budget)
     state = decoding(config, memory, source)
     item = ScheduledRequest(state, 1)

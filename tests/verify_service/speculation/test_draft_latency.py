@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from verify_service.core.step_time_model import StepTimeModel
+from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.goodput import GoodputOptimizer
 
@@ -13,7 +14,7 @@ class Budget(GoodputOptimizer):
     """Notes the waits."""
 
     def __init__(self) -> None:
-        super().__init__(StepTimeModel([(1, 1, 1.0)]))
+        super().__init__(StepTimeModel([(1, 1, 1.0)]), AcceptanceModel())
         self.heard: list[float] = []
         self.behind: list[bool] = []
         self.of_probe: list[bool] = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from verify_service.core.acceptance import Acceptance
+from verify_service.core.acceptance_history import AcceptanceHistory
 from verify_service.core.step_time_model import StepTimeModel
+from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.forecast import Forecast
 from verify_service.speculation.goodput import DepthCandidate, GoodputOptimizer
 
@@ -13,28 +14,28 @@ FLAT = [(1, 1, 1.0e-3), (1, 64, 1.1e-3)]
 STEEP = [(1, 1, 1.0e-3), (1, 2, 2.0e-3), (1, 64, 64.0e-3)]
 
 
-def accepted(matched: float) -> Acceptance:
-    return Acceptance(tried=1000.0, matched=1000 * matched)
+def accepted(matched: float) -> AcceptanceHistory:
+    return AcceptanceHistory(tried=1000.0, matched=1000 * matched)
 
 
 def test_the_promise_is_of_the_levels_granted_and_their_wait() -> None:
-    made = GoodputOptimizer(StepTimeModel(FLAT))
+    made = GoodputOptimizer(StepTimeModel(FLAT), AcceptanceModel())
     for _ in range(200):
         made.observe_wait(4e-5, asked=1, arrived=1, levels=4)
-    acceptance = accepted(0.8)
-    (depth,) = made.choose_depths([DepthCandidate(acceptance, 4)], 1)
-    rate, known = acceptance.rate(0.7), made.forecast
+    history = accepted(0.8)
+    (depth,) = made.choose_depths([DepthCandidate(history, 4)], 1)
+    rate, known = history.rate(0.7), made.forecast
     assert depth == 4 and (known.steps, known.drafted_steps) == (1, 1)
     assert known.tokens == pytest.approx(1 + sum(rate**level for level in range(1, 5)), rel=1e-6)
     wait = made.draft_time.waits(1, 1, (4,))[0]
     assert wait > 1e-5 and known.seconds == pytest.approx(made.step_time.seconds(1, 4) + wait)
     assert (known.plain_tokens, known.plain_seconds) == (1, pytest.approx(1e-3))
-    made.choose_depths([DepthCandidate(acceptance, 4)], 1)
+    made.choose_depths([DepthCandidate(history, 4)], 1)
     assert known.steps == 2 and known.plain_seconds == pytest.approx(2e-3)
 
 
 def test_steps_that_have_no_trees_promise_what_plain_ones_do() -> None:
-    made = GoodputOptimizer(StepTimeModel(STEEP))
+    made = GoodputOptimizer(StepTimeModel(STEEP), AcceptanceModel())
     for _ in range(80):
         made.choose_depths([DepthCandidate(accepted(0.3), 63)] * 3, 3)
         made.rests(3)
@@ -46,7 +47,7 @@ def test_steps_that_have_no_trees_promise_what_plain_ones_do() -> None:
 
 
 def test_where_all_catch_up_nothing_is_promised() -> None:
-    made = GoodputOptimizer(StepTimeModel(FLAT))
+    made = GoodputOptimizer(StepTimeModel(FLAT), AcceptanceModel())
     late = [DepthCandidate(accepted(0.9), 63)]
     made.choose_depths(late, 1)
     made.choose_depths([], 1, others=late)

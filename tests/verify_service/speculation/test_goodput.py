@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_kernels.level_choice import best_levels
-from verify_service.core.acceptance import Acceptance
+from slipstream_kernels.token_tree import TokenTree
+from verify_service.core.acceptance_history import AcceptanceHistory
 from verify_service.core.step_time_model import PROFILED_CONTEXT, StepTimeModel
 from verify_service.speculation import goodput
+from verify_service.speculation.acceptance_model import AcceptanceModel, ProposedTree
 from verify_service.speculation.gate import (
     FORGET_EARLY,
     FORGET_FIRST,
@@ -28,15 +30,15 @@ FLAT = [(1, 1, 1.0e-3), (1, 64, 1.1e-3)]
 STEEP = [(1, 1, 1.0e-3), (1, 2, 2.0e-3), (1, 64, 64.0e-3)]
 
 
-def accepted(rate: float, steps: int = 200) -> Acceptance:
-    acceptance = Acceptance()
+def accepted(rate: float, steps: int = 200) -> AcceptanceHistory:
+    history = AcceptanceHistory()
     for step in range(steps):
-        acceptance.observe(1, int((step + 1) * rate) - int(step * rate))
-    return acceptance
+        history.observe(1, int((step + 1) * rate) - int(step * rate))
+    return history
 
 
 def budget(table: list[tuple[int, int, float]], *, wait: float = 0.0) -> GoodputOptimizer:
-    made = GoodputOptimizer(StepTimeModel(table))
+    made = GoodputOptimizer(StepTimeModel(table), AcceptanceModel())
     for _ in range(200):
         made.observe_wait(wait * 6, asked=1, arrived=1, levels=4)
     return made
@@ -93,12 +95,6 @@ def test_plain_decoding_is_probed_now_and_then() -> None:
     assert sum(asked) == pytest.approx(3 * PROBE_STEPS, abs=PROBE_STEPS)
 
 
-def test_acceptance_starts_at_its_prior_and_learns() -> None:
-    assert Acceptance().rate(0.7) == pytest.approx(0.7)
-    assert accepted(0.2).rate(0.7) < 0.35
-    assert accepted(1.0).rate(0.1) > 0.75
-
-
 def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
     table = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 64, 9.0e-3)]
     ahead, plain = budget(table), budget(table)
@@ -106,11 +102,10 @@ def test_weighing_ahead_grants_what_is_granted_without_it() -> None:
     for right in [1] * 20 + [0] * 60 + [3] * 40:
         each = []
         for made in (ahead, plain):
-            acceptance = accepted(0.5 + 0.1 * right, 20)
-            each.append(
-                made.choose_depths([DepthCandidate(acceptance, 6), DepthCandidate(accepted(0.6), 3)], 2 + right)
-            )
-            made.observe_tree(acceptance, depth=6, matched=right)
+            history = accepted(0.5 + 0.1 * right, 20)
+            each.append(made.choose_depths([DepthCandidate(history, 6), DepthCandidate(accepted(0.6), 3)], 2 + right))
+            tree = ProposedTree(("", False), TokenTree.chain(range(6)), history)
+            made.acceptance.observe([(tree, range(right))])
             made.observe_nodes(3, nodes=6, depth=6)
             made.step_time.observe(2, 6, 1e-3 * (1 + right))
         ahead.prepare()
@@ -257,14 +252,6 @@ def test_fixed_trees_in_a_step_make_others_dearer() -> None:
     table = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 64, 12e-3)]
     bidders = [DepthCandidate(accepted(0.8), 63)]
     assert budget(table).choose_depths(bidders, 2)[0] > budget(table).choose_depths(bidders, 2, nodes=5)[0]
-
-
-def test_half_of_what_was_seen_of_a_request_fades() -> None:
-    acceptance = accepted(0.1)
-    before = acceptance.rate(0.7)
-    for _ in range(6):
-        acceptance.fade()
-    assert before < 0.3 < 0.6 < acceptance.rate(0.7) < 0.7
 
 
 def trials(made: GoodputOptimizer, steps: int, wait: float) -> list[int]:

@@ -19,6 +19,7 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
+from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.goodput import GoodputOptimizer
 from verify_service.speculation.node_selection import NodeSelector
@@ -75,7 +76,9 @@ def drafter() -> Drafter:
 @pytest.fixture
 def trees(drafter: Drafter) -> OnDeviceTrees:
     costs = StepTimeModel([(1, 0, 1.0), (1, 16, 1.5), (4, 0, 1.1)])
-    return OnDeviceTrees(GuardedSource(drafter), DraftLatency(GoodputOptimizer(costs)), NodeSelector(costs))
+    acceptance = AcceptanceModel()
+    latency = DraftLatency(GoodputOptimizer(costs, acceptance))
+    return OnDeviceTrees(GuardedSource(drafter), latency, NodeSelector(costs, acceptance))
 
 
 def decoding(count: int = 1) -> ScheduledRequest:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from slipstream.generation_types import SourceCount
 from slipstream_kernels.token_tree import TokenTree
-from verify_service.core.acceptance import FADE, VerifiedTree, accepted_by_source
+from verify_service.core.acceptance import VerifiedTree, accepted_by_source
+from verify_service.core.acceptance_history import FADE
 from verify_service.draft_link.slots.answer_time import AnswerTimes
 
 _PRIOR_TREES = 4.0
