@@ -38,7 +38,7 @@ def test_any_tokens_give_the_text_of_all_at_once(tokenizer: Tokenizer, token_ids
     assert "".join(run(tokenizer.detokenizer(), token_ids)) == tokenizer.decode(token_ids)
 
 
-@given(text=st.text(max_size=40))
+@given(text=st.text(max_size=40).filter(lambda text: "<|" not in text))
 def test_text_comes_back_in_whole_characters(tokenizer: Tokenizer, text: str) -> None:
     parts = run(tokenizer.detokenizer(), tokenizer.encode(text, add_special_tokens=False))
     assert "".join(parts) == text

@@ -123,7 +123,7 @@ def test_a_cancel_names_its_request() -> None:
 @given(st.binary(max_size=200))
 def test_random_bytes_are_requests_or_the_clients_error(data: bytes) -> None:
     with contextlib.suppress(InvalidArgumentError):
-        assert isinstance(decode_session_request(data, 1, 0.0), GenerationRequest | CancelRequest)
+        assert isinstance(decode_session_request(data, 1, 0.0), GenerationRequest | CancelRequest | WatchCache)
 
 
 def test_outputs_are_written_whole() -> None:
