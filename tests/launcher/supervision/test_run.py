@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -25,10 +27,15 @@ sys.exit(run(command, hang_seconds=float(hang), start_seconds=float(start)))
 """
 
 
-def started(hang: float, *rest: str, server: Path = SERVER, start: float = 600.0) -> subprocess.Popen[str]:
+@contextmanager
+def started(hang: float, *rest: str, server: Path = SERVER, start: float = 600.0) -> Iterator[subprocess.Popen[str]]:
     (port,) = free_ports(1)
     command = [sys.executable, "-c", RUN, str(port), str(server), str(hang), str(start), *rest]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 @pytest.mark.slow
