@@ -133,6 +133,9 @@ class Head(ScriptedTrees):
     def round_costs(self, proposer: str) -> Sequence[RoundCost]:
         return self.costs
 
+    def most_levels(self, proposer: str) -> int:
+        return _DEPTH
+
     def commit(self, commits: Sequence[Committed]) -> Collection[RequestKey]:
         room, self._turn = step_bytes(self.running), self._turn + 1
         catching_up = [each.key for each in commits if each.catch_up and self.lacking.get(each.key, 0)]

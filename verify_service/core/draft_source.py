@@ -144,6 +144,10 @@ class DraftSource(Protocol):
         """Return what rounds of a proposer take by its drafter's own word, positive and finite; () where not known."""
         ...
 
+    def most_levels(self, proposer: str) -> int:
+        """Return how deep a proposer's deepest tree is; 0 where no drafter offers it."""
+        ...
+
     def accepts_commits(self) -> bool:
         """Return whether any drafter takes in commits now.
 
@@ -229,6 +233,9 @@ class NoDrafts:
 
     def round_costs(self, proposer: str) -> Sequence[RoundCost]:
         return ()
+
+    def most_levels(self, proposer: str) -> int:
+        return 0
 
     def accepts_commits(self) -> bool:
         return True

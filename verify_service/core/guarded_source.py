@@ -54,6 +54,9 @@ class GuardedSource:
     def round_costs(self, proposer: str) -> Sequence[RoundCost]:
         return _ask(self._source.round_costs, self._neutral.round_costs, proposer)
 
+    def most_levels(self, proposer: str) -> int:
+        return _ask(self._source.most_levels, self._neutral.most_levels, proposer)
+
     def accepts_commits(self) -> bool:
         return _ask(self._source.accepts_commits, self._neutral.accepts_commits)
 

@@ -31,7 +31,7 @@ from verify_service.draft_link.attachment import Attachment, check_token, negoti
 from verify_service.draft_link.attachment_registry import AttachmentRegistry
 from verify_service.draft_link.link_config import AUTO, LinkConfig
 from verify_service.draft_link.link_state import LinkState, ProposerStatus, drafter_states
-from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts
+from verify_service.draft_link.records import AttachReply, AttachRequest, Command, LinkFacts, Offer
 from verify_service.draft_link.refusals import Refusal, Refusals
 from verify_service.draft_link.routing.draft_deadline import DraftDeadline
 from verify_service.draft_link.routing.handed_trees import MALFORMED, account
@@ -97,10 +97,20 @@ class DraftLink:
 
     def round_costs(self, proposer: str) -> Sequence[RoundCost]:
         """What rounds of a proposer take, in the words of the newest attachment that offers it."""
+        offer = self._offer(proposer)
+        return () if offer is None else offer.round_costs
+
+    def most_levels(self, proposer: str) -> int:
+        """How deep trees of a proposer are at most, in the words of the newest attachment that offers it; 0: none."""
+        offer = self._offer(proposer)
+        return 0 if offer is None else offer.max_depth
+
+    def _offer(self, proposer: str) -> Offer | None:
+        """What the newest attachment that offers a proposer says of it."""
         with self._changed:
             attachment = self._router.offering(proposer)
             index = None if attachment is None else attachment.index_of(proposer)
-            return () if attachment is None or index is None else attachment.request.offers[index].round_costs
+            return None if attachment is None or index is None else attachment.request.offers[index]
 
     def wanted_boundaries(self) -> tuple[int, ...]:
         """Boundaries whose states any attachment wants, ascending."""

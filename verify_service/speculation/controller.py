@@ -80,7 +80,8 @@ class SpeculationController:
         The source is told at once where it is to draft; where it is not, that would hold up the request's first step.
         """
         request = state.request
-        self._optimizer.learn_costs(state.draft.proposer, self._source.round_costs(state.draft.proposer))
+        proposer = state.draft.proposer
+        self._optimizer.learn_drafter(proposer, self._source.round_costs(proposer), self._source.most_levels(proposer))
         self._tree_sizer.begin(state, expected)
         opening = RequestOpening(
             key=state.key,

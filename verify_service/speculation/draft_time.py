@@ -9,6 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from slipstream_kernels.draft_protocol.records import RoundCost
+from verify_service.core.load_size import load_size
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.speculation.round_table import AHEAD, RoundTable
 
@@ -34,7 +35,7 @@ of going on.
 """
 
 Size = tuple[int, int]
-"""By how many bits the number of requests in the step has, and of those that asked."""
+"""The load of the step (`load_size`), and of those that asked."""
 
 
 class _Expected(NamedTuple):
@@ -201,7 +202,7 @@ class DraftTimeModel:
 
 
 def _size(asked: int, running: int) -> Size:
-    return running.bit_length(), asked.bit_length()
+    return load_size(running), load_size(asked)
 
 
 def _nearest(size: Size, known: Iterable[Size]) -> Size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verify_service.core.load_size import load_size
 from verify_service.speculation.draft_time import KEPT_WAITS
 
 REST_AFTER = 8
@@ -55,7 +56,7 @@ class SpeculationGate:
         self._waited = self._slowed = 0.0
         """Of the last probe, in plain steps: what it waited, and what its steps and those before took longer for it."""
         self._size = 0
-        """By how many bits the number of requests in the step has."""
+        """Of the load, see `load_size`."""
         self._lost = 0.0
         """What trees have cost since they were begun at this size, less what they brought, in plain steps."""
         self._barred, self._barred_size = 0, 0
@@ -103,8 +104,8 @@ class SpeculationGate:
 
     def opens(self, requests: int, *, promising: bool) -> bool:
         """Take in whether trees would pay in the next step, of so many requests; return whether there are to be any."""
-        if requests.bit_length() != self._size:
-            self._size, self._lost, self._promising = requests.bit_length(), 0.0, 0
+        if (size := load_size(requests)) != self._size:
+            self._size, self._lost, self._promising = size, 0.0, 0
         promising &= not (self._barred and self._size >= self._barred_size)
         if not self.paused:
             return promising

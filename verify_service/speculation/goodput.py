@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from slipstream_kernels.draft_protocol.records import RoundCost
 from slipstream_kernels.level_choice import best_levels
 from verify_service.core.acceptance_history import MOST_RATE, AcceptanceHistory
+from verify_service.core.load_size import load_size
 from verify_service.core.step_time_model import FAST, Floats, StepTimeModel
 from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.draft_time import DraftTimeModel
@@ -75,7 +76,9 @@ class GoodputOptimizer:
         self.takes_whole = False
         """Whether steps verify trees as they are drafted, be they of many requests."""
         self._nodes_per_level: dict[int, float] = {}
-        """By how many bits the number of requests in the step has: the more there are, the fewer nodes pay."""
+        """By `load_size` of the requests in the step: the more there are, the fewer nodes pay."""
+        self._most_levels: dict[str, int] = {}
+        """Of trees, by proposer."""
         self._memos = _Memo(), _Memo()
         """Last inputs and results of `choose_depths`: of its candidates, and of these with `others`."""
         self._chosen = False
@@ -86,7 +89,7 @@ class GoodputOptimizer:
 
     def nodes_per_level(self, requests: int, at_first: float = 1.0) -> float:
         """Nodes that were worth it for each level of a tree in steps of about so many requests, at first `at_first`."""
-        return self._nodes_per_level.get(requests.bit_length(), at_first)
+        return self._nodes_per_level.get(load_size(requests), at_first)
 
     def _rows_per_level(self, requests: int) -> float:
         """What these nodes count as in the step's time: one a level at least, where trees are verified whole."""
@@ -98,8 +101,9 @@ class GoodputOptimizer:
         experts = self.step_time.experts
         return nodes if experts is None else experts.of_level(nodes)
 
-    def learn_costs(self, proposer: str, costs: Sequence[RoundCost]) -> None:
-        """Take in what rounds of a proposer take by its drafter's word, as far as it says."""
+    def learn_drafter(self, proposer: str, costs: Sequence[RoundCost], most_levels: int) -> None:
+        """Take in what a proposer's drafter says: what rounds take, if it does, and how deep trees are, or 0."""
+        self._most_levels[proposer] = most_levels or MAX_LEVELS
         self.draft_time.learn_costs(proposer, costs)
         if self.draft_time.knows_costs:
             self.gate.know_costs()
@@ -107,7 +111,7 @@ class GoodputOptimizer:
     def observe_nodes(self, running: int, *, nodes: int, depth: int) -> None:
         """Take in what of a tree was worth its rows in a step of `running` requests; of one alone, the first is all."""
         before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
-        self._nodes_per_level[running.bit_length()] = before + FAST * (nodes / depth - before)
+        self._nodes_per_level[load_size(running)] = before + FAST * (nodes / depth - before)
 
     def observe_pass(self, requests: int, nodes: float, seconds: float, context: float, drafted: int = 0) -> None:
         """Take in a pass of requests with so many tokens each before them, in which `drafted` tokens were output.
@@ -203,8 +207,11 @@ class GoodputOptimizer:
     def would_pay(self, candidate: DepthCandidate, requests: int) -> bool:
         """Whether trees would raise goodput in steps of so many requests that are all like this one."""
         rates = self.acceptance.level_rates([(candidate.history, candidate.proposer)] * requests)
-        most = [candidate.max_levels] * requests
-        return bool(len(self._best_levels(rates, most, requests, 0, _START_GAIN)[0]))
+        return bool(len(self._best_levels(rates, [self._depth_of(candidate)] * requests, requests, 0, _START_GAIN)[0]))
+
+    def _depth_of(self, candidate: DepthCandidate) -> int:
+        """Of the deepest tree that a request may have, and its proposer makes."""
+        return min(candidate.max_levels, self._most_levels.get(candidate.proposer, MAX_LEVELS))
 
     def prepare(self) -> None:
         """Choose, ahead of the next `choose_depths`, for its last candidates by the newest estimates.
@@ -246,7 +253,7 @@ class GoodputOptimizer:
         if same_size and not any(last.granted) and self.gate.unprofitable_steps % REST_AFTER:
             return last.granted
         rates = self.acceptance.level_rates([(candidate.history, candidate.proposer) for candidate in candidates])
-        most = [candidate.max_levels for candidate in candidates]
+        most = [self._depth_of(candidate) for candidate in candidates]
         waits = self.draft_time.waits(len(candidates), requests, (1, 2))
         known = self._presence, self._rows_per_level(requests), *waits, *self.step_time.factors
         facts = (rates.tolist(), most, requests, nodes, known)

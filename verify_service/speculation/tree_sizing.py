@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from verify_service.core.draft_source import WaitUrgency
+from verify_service.core.load_size import load_size
 from verify_service.core.request_state import RequestState
 from verify_service.speculation.goodput import DepthCandidate, GoodputOptimizer
 
@@ -45,7 +46,7 @@ class TreeSizer:
         self._begun: list[RequestState] = []
         """Those that wait for the end of their prompt."""
         self._weighed: dict[int, bool] = {}
-        """Whether trees would pay, by how many bits the number of requests has; for one step."""
+        """Whether trees would pay, by `load_size` of the requests; for one step."""
         self._size = 0, 0
         """Requests of the last step that were asked about, and that shared its nodes."""
         self.over_subscribed = False
@@ -123,7 +124,7 @@ class TreeSizer:
         return (not self._gate.unprofitable_steps and _is_worth(state, running)) or state in self._warm
 
     def _would_pay(self, state: RequestState, expected: int) -> bool:
-        size = expected.bit_length()
+        size = load_size(expected)
         if size not in self._weighed:
             self._weighed[size] = self._optimizer.would_pay(_candidate(state), expected)
         return self._weighed[size]

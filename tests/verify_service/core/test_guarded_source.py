@@ -25,6 +25,7 @@ ARGUMENTS = {
     "allow_device_trees": (True,),
     "observe_wait": ([ONE], 1.0),
     "round_costs": ("p",),
+    "most_levels": ("p",),
     "reserve_ring": ([StateSpan(ONE, 0, 4)], (1,)),
     "send_states": ([],),
 }

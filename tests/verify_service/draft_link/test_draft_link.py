@@ -342,15 +342,18 @@ def test_known_names_and_the_default() -> None:
     run(scenario())
 
 
-def test_what_rounds_take_is_the_word_of_the_newest_drafter_that_offers_the_proposer() -> None:
+def test_what_rounds_take_and_how_deep_trees_are_is_the_word_of_the_newest_drafter_that_offers_the_proposer() -> None:
     async def scenario() -> None:
         async with served() as (link, address):
             assert link.round_costs("p") == ()
+            assert link.most_levels("p") == 0
             for seconds in (0.25, 0.5):
                 says = offer("p")
                 says.round_costs.add(requests=4, levels=2, seconds=seconds)
+                says.max_depth = int(8 * seconds)
                 async with wire_drafter(address, "other", proposers=[offer("other"), says]):
                     assert link.round_costs("p") == ((4, 2, seconds),)
+                    assert link.most_levels("p") == 8 * seconds
                     assert link.round_costs("other") == link.round_costs("unknown") == ()
                 await until(lambda: not link.known("p"))
 

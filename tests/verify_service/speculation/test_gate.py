@@ -174,7 +174,7 @@ def test_a_pause_is_over_once_trees_paid_at_one_load_for_some_steps() -> None:
     gate = opened()
     for _ in range(REST_AFTER + 1):
         gate.step(profitable=gate.opens(64, promising=False))
-    for requests in (41, 41, 24, 24, 41, 41, 64, 64):
+    for requests in (24, 24, 64, 64, 24, 24, 64, 64):
         gate.step(profitable=gate.opens(requests, promising=True))
     assert gate.paused
     opens = []

@@ -48,6 +48,15 @@ def test_free_rows_are_used() -> None:
     assert budget(FLAT).choose_depths([DepthCandidate(accepted(0.9), 63)], 1)[0] >= 8
 
 
+def test_no_levels_are_counted_on_that_a_drafter_never_makes() -> None:
+    made = budget(FLAT)
+    shallow, other = DepthCandidate(accepted(0.9), 63, "shallow"), DepthCandidate(accepted(0.9), 63, "other")
+    made.learn_drafter("shallow", (), 3)
+    made.learn_drafter("other", (), 0)
+    assert made.choose_depths([shallow], 1) == [3]
+    assert made.choose_depths([other], 1)[0] >= 8
+
+
 def test_dear_rows_are_not() -> None:
     assert budget(STEEP).choose_depths([DepthCandidate(accepted(0.9), 63)], 1) == [0]
 
