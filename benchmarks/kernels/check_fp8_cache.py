@@ -10,8 +10,11 @@ bfloat16 rows. Speed: a layer of an 8B model, medians over CUDA graph replays.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -97,6 +100,17 @@ def written_otherwise(case: Case, fixed: tuple[float, float], device: str, rows:
     return found
 
 
+def check_all(device: str) -> list[Checked]:
+    """Each case with each kind of scales, in processes beside one another: what takes time is to compile kernels."""
+    asked = [(case, fixed, device) for case in CASES for fixed in FIXED]
+    workers = min(len(asked), len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = [pool.submit(check_case, *each) for each in asked]
+        for done in as_completed(running):
+            print(done.result(), flush=True)
+    return [each.result() for each in running]
+
+
 def measure() -> list[SpeedRow]:
     """Each of SPEEDS in bfloat16 and in codes."""
     return [
@@ -122,7 +136,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--part", choices=("exactness", "speed"))
     options = parser.parse_args()
-    checked = [] if options.part == "speed" else [check_case(case, fixed, "cuda") for case in CASES for fixed in FIXED]
+    checked = [] if options.part == "speed" else check_all("cuda")
     speeds = [] if options.part == "exactness" else measure()
     if options.output:
         content = {"machine": device_facts(), "exactness": [asdict(one) for one in checked]}
