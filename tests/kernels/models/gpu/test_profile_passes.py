@@ -9,6 +9,7 @@ import pytest
 from slipstream_kernels.models.gpu.batch.buckets import Buckets
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
+from slipstream_kernels.models.gpu.graph.pass_clock import PassSeconds
 from slipstream_kernels.models.gpu.profile_passes import forest, measure_pass_costs, measured_requests, measured_rows
 
 
@@ -53,13 +54,15 @@ class Recorded(NamedTuple):
     limits: GpuLimits
     pages: dict[int, list[int]]
     passes: list[tuple[int, int]]
+    has_clock: bool = False
 
     def set_pages(self, line: int, start: int, pages: Int32) -> None:
         self.pages[line] = pages.tolist()
 
     def launch(self, plan: PassPlan) -> Any:
         self.passes.append((len(plan.decodes), plan.rows))
-        return SimpleNamespace(results=lambda: None)
+        times = SimpleNamespace(seconds=lambda: PassSeconds(7.0, 1e-3 * plan.rows)) if self.has_clock else None
+        return SimpleNamespace(results=lambda: None, times=times)
 
 
 def test_requests_that_are_measured_have_pages_of_their_own() -> None:
@@ -67,3 +70,9 @@ def test_requests_that_are_measured_have_pages_of_their_own() -> None:
     costs = measure_pass_costs(model, 500)
     assert [each[:2] for each in costs] == list(dict.fromkeys(model.passes))
     assert len({page for pages in model.pages.values() for page in pages}) == 5 * 7
+
+
+def test_a_pass_takes_what_the_device_says_without_what_it_waited_for_the_host() -> None:
+    limits = GpuLimits(max_running=4, max_nodes=4, step_nodes=6, num_pages=40, max_context=100)
+    costs = measure_pass_costs(Recorded(limits, {}, [], has_clock=True), 500)
+    assert [seconds for _, _, seconds in costs] == pytest.approx([1e-3 * rows for _, rows, _ in costs])
