@@ -33,8 +33,9 @@ class Launcher(Protocol):
 def measure_pass_costs(model: Launcher, vocab_size: int) -> list[tuple[int, int, float]]:
     """(requests, rows, seconds) of decode passes, the median of several.
 
-    Seconds are the device's, as of passes that are served: what the host takes for a launch, which grows with the rows, is
-    what a step waits, and is counted there. Of a device without a clock they are from launch to results.
+    Seconds are the device's, as of passes that are served: what the host takes for a launch, which grows with the
+    rows, is what a step waits, and is counted there. Of a device without a clock they are from launch to results.
+
     Of 1, 4, 16, ... requests, and as many as may run: without trees, and with ever more rows of trees alike. Rows have
     tokens of their own, so that a mixture wakes as many experts as independent rows do. Each request has pages of its
     own, as far as there are so many. What page tables say afterwards is of no use.
