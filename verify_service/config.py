@@ -68,6 +68,11 @@ class VerifySettings(TransportSettings):
         description="How keys and values are held. fp8, fp8_e4m3: 8 bits an element; bfloat16 on cuda, float32 on cpu: "
         "in more; auto: as a quantised model asks for, else in more",
     )
+    linear_activations: Literal["bfloat16", "fp8"] = Field(
+        default="bfloat16",
+        description="What linear layers with weights in fp8 (e4m3) multiply these with. fp8: activations that are "
+        "quantised to e4m3 too, each token's by a scale of its own; on Hopper GPUs only",
+    )
     max_context: int = Field(default=0, ge=0, description="Most tokens of prompt and output; 0: as the model allows")
     max_running: int = Field(
         default=0,
@@ -319,6 +324,8 @@ class VerifySettings(TransportSettings):
     def _check_device(self) -> Self:
         if self.on_cpu and self.mode == "fast":
             raise ValueError("--mode fast needs --device cuda: the CPU's kernels are exact at full speed")
+        if self.linear_activations == "fp8" and self.on_cpu:
+            raise ValueError("--linear-activations fp8 needs --device cuda, and there a GPU of compute capability 9.x")
         if self.attention == "flashinfer" and self.mode != "fast":
             raise ValueError("--attention flashinfer needs --mode fast: its rows depend on their company")
         if self.attention == "flashinfer" and self.tensor_parallel_size > 1:

@@ -31,7 +31,7 @@ if not torch.cuda.is_available():
 from benchmarks.kernels.fp8_operands import KINDS, Scene, exact
 from benchmarks.kernels.fp8_product_times import ROWS as TIMED_ROWS
 from benchmarks.kernels.fp8_product_times import TimedLayer, compile_all, passes, scaled_mm, time_layer
-from benchmarks.kernels.fp8_products import SCHEMES, Fp8Operands, Fp8Tile, Scheme, fp8_products, instructions
+from benchmarks.kernels.fp8_products import SCHEMES, Fp8Operands, SchemeTile, Scheme, fp8_products, instructions
 from benchmarks.kernels.linear_candidates import layers_8b
 from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from slipstream_kernels.jit.compile_ahead import compiling_ahead
@@ -41,16 +41,16 @@ COUNTS = (1, 2, 3, 16, 17, 64, 100, 128, 256, 512, 2048)
 SHAPES = ((2048, 4096), (2048, 14336))
 """(N, K)."""
 TILES = tuple(
-    Fp8Tile(tokens, outputs, warps, tokens_first)
+    SchemeTile(tokens, outputs, warps, tokens_first)
     for tokens_first in (False, True)
     for tokens in (16, 64, 128)
     for outputs in (64, 128)
     for warps in (4, 8)
 )
-OTHER_DEPTHS = (Fp8Tile(64, 64, 4, False, 64), Fp8Tile(64, 64, 4, False, 256), Fp8Tile(128, 64, 4, True, 256))
+OTHER_DEPTHS = (SchemeTile(64, 64, 4, False, 64), SchemeTile(64, 64, 4, False, 256), SchemeTile(128, 64, 4, True, 256))
 """Also of schemes without blocks, whose promotions steps of so many elements hold."""
 
-SMALL_COUNTS, SMALL_SHAPES, SMALL_TILES = (1, 17), ((96, 256),), (Fp8Tile(16, 64, 4, False), Fp8Tile(16, 32, 4, True))
+SMALL_COUNTS, SMALL_SHAPES, SMALL_TILES = (1, 17), ((96, 256),), (SchemeTile(16, 64, 4, False), SchemeTile(16, 32, 4, True))
 LIBRARY: dict[str, tuple[bool, dict[str, Any]]] = {
     "_scaled_mm tensor": (False, {"dtype": torch.float32, "fast": False, "tensor": True}),
     "_scaled_mm tensor fast": (False, {"dtype": torch.float32, "fast": True, "tensor": True}),
@@ -133,7 +133,7 @@ def error_of(
     return Error(scheme, group, scene.whole.x.shape[1], normal, worst)
 
 
-def tiles_of(scheme: Scheme, *, small: bool) -> Sequence[Fp8Tile]:
+def tiles_of(scheme: Scheme, *, small: bool) -> Sequence[SchemeTile]:
     if small:
         return SMALL_TILES
     deep = [tile for tile in OTHER_DEPTHS if not scheme.blocks and tile.depth >= (scheme.imprecise or 0)]
@@ -182,7 +182,7 @@ class Experiment:
     def _schemes(self, scene: Scene) -> list[Scheme]:
         return [scheme for scheme in SCHEMES if scheme.blocks == self._is_of_blocks(scene)]
 
-    def _products(self, given: Fp8Operands, scheme: Scheme, tile: Fp8Tile, found: Found | None) -> torch.Tensor:
+    def _products(self, given: Fp8Operands, scheme: Scheme, tile: SchemeTile, found: Found | None) -> torch.Tensor:
         out = torch.full((len(given.x), len(given.weight)), torch.nan, device=self._device)
         compiled = fp8_products(given, out, scheme, tile)
         if found is not None and compiled is not None and not found.instructions:

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.check_packed import FORMS, random_weight, run, timed
-from benchmarks.kernels.fp8_products import CHUNK, SCHEMES, Fp8Operands, Fp8Tile, fp8_products, quantise
+from benchmarks.kernels.fp8_products import CHUNK, SCHEMES, Fp8Operands, SchemeTile, fp8_products, quantise
 from benchmarks.kernels.linear_candidates import Layer
 from slipstream_kernels.ops.gpu.packed.packed_weight import pack
 
 ROWS = (128, 512, 2048)
 TILES = (
-    Fp8Tile(64, 64, 4, tokens_first=False, stages=4),
-    Fp8Tile(128, 64, 4, tokens_first=False, stages=4),
-    Fp8Tile(128, 128, 8, tokens_first=False, stages=4),
-    Fp8Tile(256, 128, 8, tokens_first=False, stages=4),
-    Fp8Tile(128, 256, 8, tokens_first=True, stages=4),
+    SchemeTile(64, 64, 4, tokens_first=False, stages=4),
+    SchemeTile(128, 64, 4, tokens_first=False, stages=4),
+    SchemeTile(128, 128, 8, tokens_first=False, stages=4),
+    SchemeTile(256, 128, 8, tokens_first=False, stages=4),
+    SchemeTile(128, 256, 8, tokens_first=True, stages=4),
 )
 _L2_BYTES = 60 << 20
 _SCHEMES = tuple(scheme for scheme in SCHEMES if scheme.imprecise != 0)

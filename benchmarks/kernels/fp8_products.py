@@ -1,4 +1,4 @@
-"""Products of e4m3 operands, and the quantiser of activations, as a kernel of W8A8 layers would have them."""
+"""Products of e4m3 operands by several schemes, of which one became that of `ops.gpu.fp8_linear`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream_kernels.ops.gpu.fp8_rows import codes_of, magnitude_bits, own_exponent, power
+from slipstream_kernels.ops.gpu.fp8_linear.quantise_rows import codes_and_scale, quantise_rows
 from slipstream_kernels.ops.gpu.launch import launch, release_next, wait_for_previous
 from slipstream_kernels.ops.gpu.linear_epilogue import gated_sums, store_outputs
 
@@ -46,7 +46,7 @@ SCHEMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Tile:
+class SchemeTile:
     """One program's share: `tokens` rows times `outputs` weight rows, in steps of `depth` along K."""
 
     tokens: int
@@ -160,7 +160,7 @@ def fp8_products(
     given: Fp8Operands,
     out: torch.Tensor,
     scheme: Scheme,
-    tile: Fp8Tile,
+    tile: SchemeTile,
     *,
     gated: bool = False,
     residual: torch.Tensor | None = None,
@@ -209,17 +209,16 @@ def instructions(ptx: str) -> list[str]:
 
 
 @triton.jit
-def _quantise(
+def _quantise_blocks(
     x: tl.tensor, codes: tl.tensor, scales: tl.tensor, inputs: int, scale_stride: int, WIDTH: tl.constexpr
 ) -> None:
     release_next()
     wait_for_previous()
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = group * WIDTH + tl.arange(0, WIDTH)
-    values = tl.load(x + token * inputs + columns, mask=columns < inputs, other=0.0).to(tl.float32)
-    exponent = own_exponent(tl.max(magnitude_bits(values), 0))
-    tl.store(scales + group * scale_stride + token, power(exponent))
-    tl.store(codes + token * inputs + columns, codes_of(values, power(254 - exponent)), mask=columns < inputs)
+    made, scale = codes_and_scale(tl.load(x + token * inputs + columns).to(tl.float32))
+    tl.store(scales + group * scale_stride + token, scale)
+    tl.store(codes + token * inputs + columns, made)
 
 
 def quantise(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
@@ -228,6 +227,8 @@ def quantise(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None
     A scale is the least power of two with which no element exceeds 448, as of keys and values.
     """
     rows, inputs = x.shape
-    width = CHUNK if len(scales) > 1 else triton.next_power_of_2(inputs)
-    warps = 1 if width == CHUNK else 8
-    launch(_quantise, (rows, len(scales)), x, codes, scales, inputs, scales.stride(0), warps=warps, WIDTH=width)
+    if len(scales) == 1:
+        quantise_rows(x, codes, scales[0])
+        return
+    grid = rows, len(scales)
+    launch(_quantise_blocks, grid, x, codes, scales, inputs, scales.stride(0), warps=1, WIDTH=CHUNK)

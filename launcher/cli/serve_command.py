@@ -100,6 +100,13 @@ def serve(
             help="How keys and values are held; fp8: 8 bits an element. [default: auto]",
         ),
     ] = None,
+    linear_activations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bfloat16|fp8",
+            help="Activations of layers with weights in fp8; fp8: in e4m3 too, on Hopper GPUs. [default: bfloat16]",
+        ),
+    ] = None,
     draft_deadline_ms: Annotated[
         float | None, typer.Option(help="Longest wait of a step for its trees.", min=0)
     ] = None,
@@ -242,7 +249,7 @@ def serve(
                 *shared,
                 *_flags({"model-name": model_name, "threads": threads, "max-running": max_running}),
                 *_flags({"max-queued": max_queued, "num-pages": num_pages, "page-size": page_size}),
-                *_flags({"kv-cache-dtype": kv_cache_dtype}),
+                *_flags({"kv-cache-dtype": kv_cache_dtype, "linear-activations": linear_activations}),
                 *_flags({"device": device, "tensor-parallel-size": tensor_parallel_size, "mode": mode}),
                 *_flags({"max-context": max_context, "metrics-names": metrics_names}),
                 *(part for module in lora_modules or () for part in ("--lora-modules", module)),

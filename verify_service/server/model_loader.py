@@ -13,6 +13,7 @@ from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.checkpoint.cache_scales import kv_form
 from slipstream_kernels.models.checkpoint.fingerprint import Fingerprint, fingerprint
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.served_config import OPTION, served_config
 from slipstream_kernels.models.cpu.adapter_table import most_adapter_bytes
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.invariance import probe_row_invariance
@@ -65,12 +66,13 @@ def load(settings: VerifySettings, times: StageTimes | None = None) -> Loaded:
         )
     dtype = form.name("float32" if alone_on_cpu else "bfloat16")
     times.end("checks")
-    return Loaded(model, fingerprint(settings.model), num_pages, max_context, dtype)
+    identity = fingerprint(settings.model, fp8_activations=settings.linear_activations == "fp8")
+    return Loaded(model, identity, num_pages, max_context, dtype)
 
 
 def _checked_context(settings: VerifySettings) -> int:
     """The longest context, once the model is known to have what is asked of it."""
-    config = ModelConfig.from_folder(settings.model)
+    config = served_config(settings.model, fp8_activations=settings.linear_activations == "fp8")
     known = boundaries_of(config.num_layers)
     if not set(settings.feature_boundaries) <= set(known):
         raise FailedPreconditionError(
@@ -125,6 +127,7 @@ def _load_gpu_model(
         max_adapters=settings.adapter_slots,
         max_adapter_rank=settings.max_lora_rank,
         kv=form,
+        fp8_activations=settings.linear_activations == "fp8",
     )
     times.end("device")
     host_kernels = begin_compiling()
@@ -183,6 +186,11 @@ def _check_cuda(settings: VerifySettings, form: KVForm) -> None:
         raise FailedPreconditionError(
             f"--kv-cache-dtype {settings.kv_cache_dtype}: fp8 needs a GPU of compute capability 8.9 or later, "
             f"{settings.device} has {capability[0]}.{capability[1]}"
+        )
+    if settings.linear_activations == "fp8" and capability[0] != 9:
+        raise FailedPreconditionError(
+            f"{OPTION} needs a GPU of compute capability 9.x (Hopper), {settings.device} has "
+            f"{capability[0]}.{capability[1]}"
         )
 
 

@@ -21,8 +21,11 @@ class Fingerprint:
     tokenizer: str
 
 
-def fingerprint(folder: Path) -> Fingerprint:
-    """Identity of a model: its config, tokenizer and the headers (names, types, shapes) of its weights."""
+def fingerprint(folder: Path, *, fp8_activations: bool = False) -> Fingerprint:
+    """Identity of a model: its config, tokenizer and the headers (names, types, shapes) of its weights.
+
+    With activations in e4m3 another function of the tokens is served, which is another model.
+    """
     tokenizer = hashlib.sha256()
     for path in (folder / name for name in _TOKENIZER_FILES):
         if path.exists():
@@ -36,4 +39,6 @@ def fingerprint(folder: Path) -> Fingerprint:
                 model.update(path.name.encode() + b"\0" + file.read(size))
         except OSError as error:
             raise CheckpointError(f"{path}: {error}") from error
+    if fp8_activations:
+        model.update(b"\0activations in e4m3")
     return Fingerprint(model=model.hexdigest(), tokenizer=tokenizer.hexdigest())

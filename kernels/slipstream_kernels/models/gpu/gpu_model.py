@@ -15,7 +15,7 @@ import torch
 from slipstream_kernels.jit.compile_ahead import compiling_ahead
 from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.checkpoint.adapter.lora_adapter import LoraAdapter
-from slipstream_kernels.models.checkpoint.model_config import ModelConfig
+from slipstream_kernels.models.checkpoint.served_config import served_config
 from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of, buckets_of
 from slipstream_kernels.models.gpu.batch.device_plan import PlanLayouts
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
@@ -144,7 +144,7 @@ class GpuModel:
         which makes the same calls. `times` is told of the stages, the one under way first. Raises CheckpointError,
         OutOfDeviceMemoryError, FlashInferError, or ValueError for limits that do not fit the model.
         """
-        config, on = ModelConfig.from_folder(path), torch.device(device)
+        config, on = served_config(path, fp8_activations=limits.fp8_activations), torch.device(device)
         shard = shard_of(config, group)
         resolved, memory = resolved_limits(shard, limits, on, mode, attention, group, held=0, capture=capture)
         with WeightReader(path, config, device, rank=shard.rank, size=shard.size, progress=progress) as reader:

@@ -39,7 +39,7 @@ def read_compressed_tensors(fields: Mapping[str, Any], name: str) -> Quantisatio
         raise CheckpointError(
             f"config.json: {name}.config_groups has {len(groups)} groups, must be 1 to {_MOST_GROUPS}"
         )
-    by_name, by_class, notices = [], [], []
+    by_name, by_class, asked = [], [], []
     for key in groups:
         where = f"{name}.config_groups.{key}"
         group = section(groups, key)
@@ -49,18 +49,14 @@ def read_compressed_tensors(fields: Mapping[str, Any], name: str) -> Quantisatio
         if LINEAR in entries:
             by_class.append(Rule((LINEAR,), scheme))
         if group.get("input_activations"):
-            notices.append(
-                f"activations are not quantised here: config.json asks for it ({where}.input_activations), weights "
-                "alone are held in fewer bits"
-            )
+            asked.append(f"it ({where}.input_activations)")
         if group.get("output_activations"):
             raise CheckpointError(f"config.json: {where}.output_activations is set, which is not supported")
     cache = _cache(section(fields, "kv_cache_scheme"))
-    if cache is None and fields.get("kv_cache_scheme"):
-        notices.append(f"keys and values are held as ever: config.json asks for fewer bits ({name}.kv_cache_scheme)")
+    asked_cache = f"{name}.kv_cache_scheme" if cache is None and fields.get("kv_cache_scheme") else ""
     ignored = Rule(names(fields.get("ignore"), f"{name}.ignore"), None)
     rules = ignored, *by_name, *by_class
-    return Quantisation("compressed-tensors", rules, tuple(dict.fromkeys(notices)), cache=cache)
+    return Quantisation("compressed-tensors", rules, tuple(asked), asked_cache, cache=cache)
 
 
 def _cache(scheme: Mapping[str, Any]) -> Literal["static", "dynamic"] | None:

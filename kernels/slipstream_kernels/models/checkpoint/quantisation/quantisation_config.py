@@ -20,7 +20,6 @@ from slipstream_kernels.models.checkpoint.quantisation.scheme import (
 
 _FIELDS = ("quantization_config", "compression_config")
 """The latter is what old files of compressed-tensors say."""
-_WEIGHT_ONLY = "activations are not quantised here: config.json asks for {}, weights alone are held in fewer bits"
 
 
 def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
@@ -49,8 +48,8 @@ def _fp8(fields: Mapping[str, Any], name: str) -> Quantisation:
     scheme = WeightScheme("float", 8, "tensor or channel")
     if block:
         scheme = WeightScheme("float", 8, "block", scale="weight_scale_inv")
-    notices = (_WEIGHT_ONLY.format(f"activation_scheme {shown(activation)}"),) if activation else ()
-    return Quantisation("fp8", (*_left_out(fields, name), Rule((LINEAR,), scheme)), notices)
+    asked = (f"activation_scheme {shown(activation)}",) if activation else ()
+    return Quantisation("fp8", (*_left_out(fields, name), Rule((LINEAR,), scheme)), asked)
 
 
 def _awq(fields: Mapping[str, Any], name: str) -> Quantisation:

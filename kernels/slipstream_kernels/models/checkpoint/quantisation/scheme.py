@@ -20,6 +20,11 @@ GROUPS = (32, 64, 128)
 LINEAR = "Linear"
 """The class of every module with a weight that may be quantised."""
 HEAD_MODULE = "lm_head"
+_WEIGHT_ONLY = "activations are not quantised here: config.json asks for {}, weights alone are held in fewer bits"
+_OWN_SCALES = (
+    "activations of layers in e4m3 are quantised to e4m3, each token's by a scale of its own; scales of the files "
+    "(input_scale) are not used"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +73,29 @@ class Rule:
 class Quantisation:
     """What config.json says. The first rule that covers a module counts.
 
-    notices: where the model is served otherwise than the file says, a line each. of_experts: experts alone are
-    quantised, in the layout of `mxfp4`. cache: keys and values are of 8 bits, e4m3, with scales that the files have, or
-    that follow from each row; None: they are not.
+    asked_activations: how it asks for activations of fewer bits. asked_cache: the field that asks for keys and values
+    of fewer bits, and in vain. of_experts: experts alone are quantised, in the layout of `mxfp4`. cache: keys and values
+    are of 8 bits, e4m3, with scales that the files have, or that follow from each row; None: they are not.
+    fp8_activations: layers of e4m3 have activations in e4m3, as `served_config` settles.
     """
 
     method: str
     rules: tuple[Rule, ...]
-    notices: tuple[str, ...] = ()
+    asked_activations: tuple[str, ...] = ()
+    asked_cache: str = ""
     of_experts: bool = False
     cache: Literal["static", "dynamic"] | None = None
+    fp8_activations: bool = False
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Where the model is served otherwise than the file says, a line each."""
+        lines = [_WEIGHT_ONLY.format(asked) for asked in self.asked_activations]
+        if self.fp8_activations:
+            lines = [_OWN_SCALES]
+        if self.asked_cache:
+            lines.append(f"keys and values are held as ever: config.json asks for fewer bits ({self.asked_cache})")
+        return tuple(lines)
 
     def scheme_of(self, module: str) -> WeightScheme | None:
         """How the weight of a linear module is quantised; None: it is not."""

@@ -18,7 +18,7 @@ from slipstream_kernels.models.gpu.forward.weight_places import part_of
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.lora.expand import ExpandTiles
-from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.gpu.packed.any_linear import LayerWeight
 from slipstream_kernels.ops.lora.lora_weight import LoraWeight
 
 _ALIGNMENT = 8
@@ -128,7 +128,7 @@ class GpuAdapters:
         index: int,
         name: str,
         x: torch.Tensor,
-        weight: Weight,
+        weight: LayerWeight,
         out: torch.Tensor,
         rows: AdapterRows,
         ops: Ops,

@@ -16,7 +16,7 @@ from slipstream_kernels.models.gpu.forward.expert_weights import ExpertWeights
 from slipstream_kernels.models.gpu.forward.head_buffers import HeadBuffers
 from slipstream_kernels.models.gpu.forward.kv_store import KVStore
 from slipstream_kernels.models.gpu.forward.masked_sampling import DeviceMasks
-from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
+from slipstream_kernels.models.gpu.forward.ops_namespace import Ops, with_code_room
 from slipstream_kernels.models.gpu.forward.plain_attention import PlainAttention
 from slipstream_kernels.models.gpu.forward.position_tables import PositionTables
 from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeights
@@ -24,7 +24,7 @@ from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuf
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.ops.attention_form import AttentionForm
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
-from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.gpu.packed.any_linear import LayerWeight
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
 
 Plan = PlanArrays[torch.Tensor]
@@ -57,7 +57,7 @@ class GpuForward:
         self._pool = pool
         self._positions = positions
         self._attention = config.attention_forms
-        self._ops = ops
+        self._ops = with_code_room(ops, pool.code_room)
         self._group = group
         self._plain = plain
         self._adapters = adapters
@@ -181,7 +181,7 @@ class GpuForward:
         index: int,
         name: str,
         x: torch.Tensor,
-        weight: Weight,
+        weight: LayerWeight,
         out: torch.Tensor,
         **addends: Any,
     ) -> None:
@@ -304,7 +304,7 @@ class GpuForward:
     def _add(
         self,
         x: torch.Tensor,
-        weight: Weight,
+        weight: LayerWeight,
         bias: torch.Tensor | None,
         norm: torch.Tensor | None,
         b: PassBuffers,

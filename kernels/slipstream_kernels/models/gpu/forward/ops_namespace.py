@@ -36,6 +36,9 @@ from slipstream_kernels.ops.gpu import (
     word_updates,
 )
 from slipstream_kernels.ops.gpu.experts import combine_experts, count_awake, expert_linear, group_rows, route_experts
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_ops import CodeRoom, Fp8Linear, by_weight
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_products import fp8_products, fp8_products_reference
+from slipstream_kernels.ops.gpu.fp8_linear.quantise_rows import quantise_rows, quantise_rows_reference
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
 from slipstream_kernels.ops.gpu.lora import (
     adapter_rows,
@@ -58,7 +61,7 @@ MODES = ("exact", "fast")
 class Ops:
     """Each field is a function of `slipstream_kernels.ops.gpu`, or another of the same signature and meaning.
 
-    Weights of linear layers are bfloat16, or packed.
+    Weights of linear layers are bfloat16, or packed, or behind `with_code_room` of e4m3 with activations in e4m3.
     """
 
     add_branch: Op
@@ -73,6 +76,7 @@ class Ops:
     expand: Op
     expand_gate: Op
     expand_rotary: Op
+    fp8_products: Op
     gated_linear: Op
     gather_adapter_rows: Op
     gelu_mul: Op
@@ -82,6 +86,7 @@ class Ops:
     logprobs: Op
     prefill_attention: Op
     prefix_attention: Op
+    quantise_rows: Op
     rank_sum: Op
     rms_norm: Op
     rotary_linear: Op
@@ -116,6 +121,7 @@ def kernels() -> Ops:
         expand=expand.expand,
         expand_gate=expand_gate.expand_gate,
         expand_rotary=expand_rotary.expand_rotary,
+        fp8_products=fp8_products,
         gated_linear=linear.gated_linear,
         gather_adapter_rows=adapter_rows.gather_adapter_rows,
         gelu_mul=gelu_mul.gelu_mul,
@@ -125,6 +131,7 @@ def kernels() -> Ops:
         logprobs=logprobs.logprobs,
         prefill_attention=prefill_attention.prefill_attention,
         prefix_attention=prefix_attention.prefix_attention,
+        quantise_rows=quantise_rows,
         rank_sum=rank_sum.rank_sum,
         rms_norm=rms_norm.rms_norm,
         rotary_linear=rotary_linear.rotary_linear,
@@ -161,6 +168,7 @@ def twins() -> Ops:
         expand=expand.expand_reference,
         expand_gate=expand_gate.expand_gate_reference,
         expand_rotary=expand_rotary.expand_rotary_reference,
+        fp8_products=fp8_products_reference,
         gated_linear=linear.gated_linear_reference,
         gather_adapter_rows=adapter_rows.gather_adapter_rows_reference,
         gelu_mul=gelu_mul.gelu_mul_reference,
@@ -170,6 +178,7 @@ def twins() -> Ops:
         logprobs=logprobs.logprobs_reference,
         prefill_attention=prefill_attention.prefill_attention_reference,
         prefix_attention=prefix_attention.prefix_attention_reference,
+        quantise_rows=quantise_rows_reference,
         rank_sum=rank_sum.rank_sum_reference,
         rms_norm=rms_norm.rms_norm_reference,
         rotary_linear=rotary_linear.rotary_linear_reference,
@@ -224,3 +233,19 @@ def ops_of_mode(mode: str, device: torch.device, gate_up: torch.Tensor) -> Ops:
     )
     in_registers, decode = (decodes_in_registers, decode_weight) if cuda else (never, decode_weight_reference)
     return _of_any_weight(library, in_registers, decode)
+
+
+def with_code_room(ops: Ops, room: CodeRoom | None) -> Ops:
+    """The same, whose linear layers also take an `Fp8Weight`, with activations that are quantised in `room`."""
+    if room is None:
+        return ops
+    linear_op = Fp8Linear(room, ops.quantise_rows, ops.fp8_products, ops.linear)
+    rotary_op = rotary_linear.in_two_steps(linear_op, ops.rotary_write)
+    shrinking_op = shrinking_linear.in_two_steps(linear_op, ops.shrink)
+    return replace(
+        ops,
+        linear=linear_op,
+        gated_linear=Fp8Linear(room, ops.quantise_rows, ops.fp8_products, ops.gated_linear, gated=True),
+        rotary_linear=by_weight(rotary_op, ops.rotary_linear),
+        shrinking_linear=by_weight(shrinking_op, ops.shrinking_linear),
+    )

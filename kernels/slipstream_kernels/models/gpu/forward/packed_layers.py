@@ -8,6 +8,7 @@ from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.tensor_names import stored_name
 from slipstream_kernels.models.checkpoint.tied_head import HEAD as HEAD_WEIGHT
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_weight import Fp8Form
 from slipstream_kernels.ops.gpu.packed.packed_linear import room_elements
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedForm, can_pack
 
@@ -27,7 +28,7 @@ def shape_of(shard: Shard, name: str, layer: int) -> tuple[int, int]:
     }[name]
 
 
-def packed_form(shard: Shard, name: str, layer: int = 0) -> PackedForm | None:
+def packed_form(shard: Shard, name: str, layer: int = 0) -> PackedForm | Fp8Form | None:
     """How a layer's weight, or the head, lies on a rank; None: in bfloat16.
 
     In bfloat16 are layers whose modules differ in the numbers that they are quantised to, or of which not all are;
@@ -50,6 +51,9 @@ def packed_form(shard: Shard, name: str, layer: int = 0) -> PackedForm | None:
     number = known[0].number
     if not can_pack(number, inputs, group):
         return None
+    if config.quantisation.fp8_activations and number == "e4m3" and name != HEAD:
+        assert group >= inputs  # what has other scales is refused before
+        return Fp8Form(outputs, inputs)
     zeros = any(not scheme.symmetric for scheme in known)
     return PackedForm(number, outputs, inputs, group if group < inputs else 0, zeros)
 
@@ -76,7 +80,7 @@ def room_size(shard: Shard) -> int:
     sizes = [0]
     for name, layer in _all(shard.config):
         form = packed_form(shard, name, layer)
-        if form is not None:
+        if isinstance(form, PackedForm):
             shape = form.outputs, form.inputs
             sizes.append(room_elements(shape) if name == HEAD else form.outputs * form.inputs)
     return max(sizes)

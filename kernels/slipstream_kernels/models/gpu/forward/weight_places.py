@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_weight import Fp8Weight
 from slipstream_kernels.ops.gpu.gate_up import GROUP, gate_up_views
-from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.gpu.packed.any_linear import LayerWeight
 from slipstream_kernels.ops.gpu.packed.packed_weight import UNIT, PackedWeight, pack
 from slipstream_kernels.ops.quantised_weight import QuantisedWeight, decode
 
@@ -33,12 +34,12 @@ class Place:
     axis: along which ranks share the checkpoint's tensor; None: each has all of it.
     """
 
-    packed: PackedWeight | None
+    packed: PackedWeight | Fp8Weight | None
     views: tuple[torch.Tensor | None, ...]
     axis: int | None
 
     @classmethod
-    def stacked(cls, weight: Weight, sizes: Sequence[int]) -> list[Place]:
+    def stacked(cls, weight: LayerWeight, sizes: Sequence[int]) -> list[Place]:
         """The places of modules of so many outputs each, above one another."""
 
         def split(tensor: torch.Tensor, axis: int, unit: int) -> Sequence[torch.Tensor]:
@@ -48,7 +49,7 @@ class Place:
         return cls._parts(weight, split)
 
     @classmethod
-    def gate_up(cls, weight: Weight) -> list[Place]:
+    def gate_up(cls, weight: LayerWeight) -> list[Place]:
         """The places of gate and up, in the order of ops/gpu/gate_up.py."""
 
         def split(tensor: torch.Tensor, axis: int, unit: int) -> Sequence[torch.Tensor]:
@@ -60,17 +61,24 @@ class Place:
         return cls._parts(weight, split)
 
     @classmethod
-    def of(cls, weight: Weight, axis: int | None) -> Place:
+    def of(cls, weight: LayerWeight, axis: int | None) -> Place:
         """The whole of a weight."""
-        if not isinstance(weight, PackedWeight):
+        if isinstance(weight, torch.Tensor):
             return cls(None, (weight,), axis)
+        if isinstance(weight, Fp8Weight):
+            return cls(weight, (weight.codes, weight.scales), axis)
         return cls(weight, (weight.codes, weight.scales, weight.zeros), axis)
 
     @classmethod
-    def _parts(cls, weight: Weight, split: Callable[[torch.Tensor, int, int], Sequence[torch.Tensor]]) -> list[Place]:
+    def _parts(
+        cls, weight: LayerWeight, split: Callable[[torch.Tensor, int, int], Sequence[torch.Tensor]]
+    ) -> list[Place]:
         """`split`: a tensor along an axis, of which `unit` outputs are one."""
-        if not isinstance(weight, PackedWeight):
+        if isinstance(weight, torch.Tensor):
             return [cls(None, (view,), 0) for view in split(weight, 0, 1)]
+        if isinstance(weight, Fp8Weight):
+            views = zip(split(weight.codes, 0, 1), split(weight.scales, 0, 1), strict=True)
+            return [cls(weight, each, 0) for each in views]
         codes, scales = split(weight.codes, 0, UNIT), split(weight.scales, 1, 1)
         zeros = [None] * len(codes) if weight.zeros is None else split(weight.zeros, 1, 1)
         return [cls(weight, views, 0) for views in zip(codes, scales, zeros, strict=True)]
@@ -83,11 +91,16 @@ class Place:
             parts: Sequence[torch.Tensor | None] = [part_of(whole, self.axis, shard)]
         else:
             assert isinstance(tensor, QuantisedWeight)
-            made = pack(quantised_part(tensor, self.axis, shard).to(device), self.packed.form)
-            parts = [made.codes, made.scales, made.zeros]
-        for view, part in zip(self.views, parts, strict=True):
-            if view is not None and part is not None:
-                copy(part.reshape(view.shape), view)
+            part = quantised_part(tensor, self.axis, shard).to(device)
+            if isinstance(self.packed, Fp8Weight):
+                assert part.scales.shape[1] == 1
+                parts = [part.codes, part.scales.float()]
+            else:
+                made = pack(part, self.packed.form)
+                parts = [made.codes, made.scales, made.zeros]
+        for view, own in zip(self.views, parts, strict=True):
+            if view is not None and own is not None:
+                copy(own.reshape(view.shape), view)
 
 
 def part_of(tensor: torch.Tensor, axis: int | None, shard: Shard) -> torch.Tensor:

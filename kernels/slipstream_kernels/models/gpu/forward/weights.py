@@ -31,7 +31,8 @@ from slipstream_kernels.models.gpu.forward.packed_layers import (
 from slipstream_kernels.models.gpu.forward.random_tensors import random_tensors
 from slipstream_kernels.models.gpu.forward.weight_places import AnyTensor, Copy, Place, plain_copy
 from slipstream_kernels.models.gpu.ranks.shard import Shard
-from slipstream_kernels.ops.gpu.packed.any_linear import Weight
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_weight import Fp8Form, Fp8Weight
+from slipstream_kernels.ops.gpu.packed.any_linear import LayerWeight, Weight
 from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight
 from slipstream_kernels.progress import ProgressBar
 
@@ -44,14 +45,14 @@ _GATE_UP_BIASES = ("mlp.gate_proj.bias", "mlp.up_proj.bias")
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """bfloat16, contiguous, or, of linear layers, packed; sizes are the shard's.
+    """bfloat16, contiguous, or, of linear layers, packed or of e4m3 with activations in e4m3; sizes are the shard's.
 
     Norms' weights that files have less one are float32. Biases and norms that a model has not are None.
     """
 
     input_norm: torch.Tensor
     """[hidden]"""
-    qkv: Weight
+    qkv: LayerWeight
     """[q + 2 kv, hidden]: rows of queries, keys, values"""
     qkv_bias: torch.Tensor | None
     """[q + 2 kv]"""
@@ -59,13 +60,13 @@ class LayerWeights:
     """[head_dim]; of norms without weights all are 1"""
     k_norm: torch.Tensor | None
     """[head_dim]"""
-    o: Weight
+    o: LayerWeight
     """[hidden, q]"""
     post_norm: torch.Tensor
     """[hidden]"""
-    gate_up: Weight
+    gate_up: LayerWeight
     """[2 intermediate, hidden], in the order of ops/gpu/gate_up.py; of a layer of experts that of the shared one"""
-    down: Weight
+    down: LayerWeight
     """[hidden, intermediate]"""
     o_bias: torch.Tensor | None = None
     """[hidden]"""
@@ -214,7 +215,7 @@ class GpuWeights:
         if self.embedding.is_cuda:
             torch.cuda.empty_cache()
 
-        def of(weight: Weight) -> Weight:
+        def of(weight: LayerWeight) -> LayerWeight:
             return weight.settled() if isinstance(weight, PackedWeight) else weight
 
         def of_experts(weights: ExpertWeights | None) -> ExpertWeights | None:
@@ -227,7 +228,8 @@ class GpuWeights:
             )
             for layer in self.layers
         ]  # fmt: skip
-        return replace(self, layers=tuple(layers), head=of(self.head))
+        head = self.head.settled() if isinstance(self.head, PackedWeight) else self.head
+        return replace(self, layers=tuple(layers), head=head)
 
     @classmethod
     def _empty(cls, shard: Shard, device: torch.device | str) -> GpuWeights:
@@ -247,9 +249,11 @@ class GpuWeights:
 
         room = empty(room_size(shard))
 
-        def linear(name: str, layer: int = 0) -> Weight:
+        def linear(name: str, layer: int = 0) -> LayerWeight:
             form = packed_form(shard, name, layer)
-            return empty(*shape_of(shard, name, layer)) if form is None else form.empty(device, room)
+            if form is None:
+                return empty(*shape_of(shard, name, layer))
+            return form.empty(device) if isinstance(form, Fp8Form) else form.empty(device, room)
 
         own, hidden = config.form, config.hidden_size
         layers = tuple(
@@ -276,6 +280,7 @@ class GpuWeights:
         embedding = empty(config.vocab_size, hidden)
         tied = embedding.narrow(0, shard.rank * shard.vocab_size, shard.vocab_size)
         head = tied if config.tie_word_embeddings else linear(HEAD)
+        assert not isinstance(head, Fp8Weight)
         return cls(shard, embedding, layers, norm(hidden), head, room)
 
 

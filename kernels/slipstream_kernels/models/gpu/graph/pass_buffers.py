@@ -12,6 +12,7 @@ from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.graph.expert_buffers import ExpertBuffers, expert_shapes, is_of_experts
 from slipstream_kernels.models.gpu.ranks.shard import Shard
 from slipstream_kernels.ops.gpu.attention_state import AttentionPartials, attention_partials
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_ops import CodeRoom
 from slipstream_kernels.ops.gpu.position_splits import num_splits
 from slipstream_kernels.ops.gpu.prefix_attention import PREFIX_COLUMNS
 from slipstream_kernels.ops.gpu.sampling import SamplingWorkspace, sampling_workspace
@@ -104,6 +105,8 @@ class BufferPool:
         size = limits.max_rows * 2 * shard.widest_intermediate if library else 0
         self.gate_up = torch.empty(size, dtype=torch.bfloat16, device=device)
         """both halves of a gated layer; nothing unless `library`"""
+        self.code_room = _code_room(shard, limits.max_rows, device)
+        """None: no layer takes activations of 8 bits"""
         self._no_depths = torch.zeros(limits.max_rows, dtype=torch.int32, device=device)
         vocab, head_dim = shard.config.vocab_size, shard.config.head_dim
         splits = num_splits(limits.max_context)
@@ -118,6 +121,7 @@ class BufferPool:
         logits += sum(tensor.nbytes for name, tensor in self._storage.items() if name.startswith("logits"))
         total = partials + _bytes_of(self._workspace) + self._no_depths.nbytes + self.gate_up.nbytes
         total += sum(tensor.nbytes for tensor in self._storage.values())
+        total += 0 if self.code_room is None else self.code_room.nbytes
         return {"partials": partials, "logits": logits, "activations": total - partials - logits}
 
     @property
@@ -195,6 +199,13 @@ class BufferPool:
             "logits_parts": ((ranks, part_logits, shard.vocab_size), f32),
             **expert_shapes(shard, rows),
         }
+
+
+def _code_room(shard: Shard, rows: int, device: torch.device | str) -> CodeRoom | None:
+    quantisation = shard.config.quantisation
+    if quantisation is None or not quantisation.fp8_activations:
+        return None
+    return CodeRoom.empty(rows, max(shard.config.hidden_size, shard.q_size, shard.widest_intermediate), device)
 
 
 def _bytes_of(record: AttentionPartials | SamplingWorkspace) -> int:

@@ -25,7 +25,8 @@ from typing import TypeVar
 
 import torch
 
-from slipstream_kernels.models.checkpoint.model_config import CheckpointError, ModelConfig
+from slipstream_kernels.models.checkpoint.model_config import CheckpointError
+from slipstream_kernels.models.checkpoint.served_config import served_config
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.parallel.tp_driver import TpDriverModel
@@ -162,7 +163,7 @@ def load_shared(
     Raises RankError where a rank does not come, and what `GpuModel.load` raises: CheckpointError before any rank is
     started where the model does not divide. `on_loss` is called when one ends later.
     """
-    Shard(ModelConfig.from_folder(folder), 0, size)
+    Shard(served_config(folder, fp8_activations=limits.fp8_activations), 0, size)
     task = TpWorkerTask(str(folder.resolve()), device, mode, limits, logging.getLogger().getEffectiveLevel())
 
     def lead(own: torch.device, group: RankGroup) -> TpDriverModel:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_weight import Fp8Weight
 from slipstream_kernels.ops.gpu.packed.decode_weight import decode_weight
 from slipstream_kernels.ops.gpu.packed.packed_linear import (
     decodes_in_registers,
@@ -19,6 +20,8 @@ from slipstream_kernels.ops.gpu.packed.packed_weight import PackedWeight
 
 Op = Callable[..., None]
 Weight = torch.Tensor | PackedWeight
+LayerWeight = Weight | Fp8Weight
+"""Of a layer below the head."""
 Choice = Callable[..., bool]
 """As `decodes_in_registers`."""
 
