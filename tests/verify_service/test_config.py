@@ -60,6 +60,8 @@ def test_none_means_plain_decoding() -> None:
         (("--page-size", "65"), "--page-size: should be less than or equal to 64, got '65'"),
         (("--max-nodes", "0"), "--max-nodes: "),
         (("--kv-cache-dtype", "fp4"), "--kv-cache-dtype: "),
+        (("--linear-activations", "int8"), "--linear-activations: "),
+        (("--linear-activations", "fp8"), "--linear-activations fp8 needs --device cuda, and there a GPU of compute"),
         (("--kv-cache-dtype", "bfloat16"), "--kv-cache-dtype is bfloat16; here kernels take auto, float32 or fp8"),
         (
             ("--kv-cache-dtype", "float32", "--device", "cuda"),

@@ -15,10 +15,12 @@ import torch
 
 from slipstream.rpc.errors import FailedPreconditionError
 from slipstream_kernels.models.capture_layers import Capture
+from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
 from slipstream_kernels.models.cpu.row_batch import RowBatch
 from verify_service.config import VerifySettings
+from support.quantised_models import FORMS, write_quantised
 from verify_service.server import model_loader as loading
 
 
@@ -96,6 +98,21 @@ def test_8_bits_that_a_gpu_cannot_read_are_refused(tiny_model: Path, monkeypatch
         FailedPreconditionError, match=r"--kv-cache-dtype fp8: .* capability 8.9 or later, cuda has 8.0"
     ):
         loading.load(settings(tiny_model, device="cuda", kv_cache_dtype="fp8"))
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (10, 0)])
+def test_activations_that_a_gpu_cannot_multiply_are_refused(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    folder = write_quantised(tiny_model, tmp_path / "model", FORMS["float channel"])
+    message = r"--linear-activations fp8 needs a GPU of compute capability 9.x \(Hopper\), cuda has "
+    with pytest.raises(FailedPreconditionError, match=message):
+        loading.load(settings(folder, device="cuda", linear_activations="fp8"))
+    with pytest.raises(CheckpointError, match="--linear-activations fp8: no linear layer"):
+        loading.load(settings(tiny_model, device="cuda", linear_activations="fp8"))
 
 
 def test_a_cache_of_8_bits_is_told_and_takes_less(tiny_model: Path) -> None:

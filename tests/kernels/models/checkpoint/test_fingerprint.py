@@ -37,6 +37,11 @@ def test_fingerprint_covers_config_tokenizer_and_headers(folder: Path) -> None:
     assert fourth.tokenizer == third.tokenizer and fourth.model != third.model
 
 
+def test_activations_in_e4m3_make_another_model(folder: Path) -> None:
+    plain, other = fingerprint(folder), fingerprint(folder, fp8_activations=True)
+    assert other.tokenizer == plain.tokenizer and other.model != plain.model
+
+
 def test_fingerprint_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         fingerprint(tmp_path)
