@@ -12,6 +12,7 @@ Requests pass through the verify loop as the service runs it, without a network.
 
 demo and logits run every combination of temperature, proposer (plain, random trees, an oracle's trees), prefill
 chunk and prefix (computed at once, continued from the cache), and a batch that mixes all proposers and temperatures.
+With --linear-activations fp8, --model is a folder of `slipstream quantize --format fp8`; random weights are rounded.
 """
 
 from __future__ import annotations
@@ -34,11 +35,10 @@ from benchmarks.lib.prompts import load_prompts
 from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_MODEL
 from benchmarks.local_engine.local_loop import EngineConfig
-from benchmarks.local_engine.measured_model import make_weights, start_model
+from benchmarks.local_engine.measured_model import OF_CONFIG, make_weights, start_model
 from benchmarks.local_engine.prompt_tokens import chat_token_ids, random_token_ids
 from slipstream_kernels.models.checkpoint.cache_scales import kv_form
-from slipstream_kernels.models.checkpoint.model_config import ModelConfig
-from slipstream_kernels.models.gpu.forward.weights import GpuWeights
+from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
 from slipstream_kernels.models.kv_dtype import KV_DTYPES
 from slipstream_kernels.models.kv_form import KVForm
 from slipstream_kernels.ops.gpu.cublaslt.choice import library_choice
@@ -93,7 +93,8 @@ def run_demo(options: argparse.Namespace, report: Report) -> None:
     ]
     parts = [Part(batch, len(cases)) for batch in options.batches if batch > 1]
     parts += [Part(1, options.single)] if 1 in options.batches else []
-    weights = make_weights("folder", options.model, shape_of(options), options.device)
+    fp8 = options.linear_activations == "fp8"
+    weights = make_weights("folder", options.model, shape_of(options), options.device, fp8_activations=fp8)
     form = kv_form(options.model, weights.shard.config, options.kv_cache_dtype)
     _run_cells(
         "demo", options, report, cases, parts, weights, form, tokens=options.tokens, hashed=False, loops=options.loops
@@ -102,20 +103,19 @@ def run_demo(options: argparse.Namespace, report: Report) -> None:
 
 def run_logits(options: argparse.Namespace, report: Report) -> None:
     """Random weights: prompts of random ids, hashes of all logits."""
-    if options.config is None:
-        weights = make_weights("random", options.model, shape_of(options), options.device)
-    else:
-        weights = GpuWeights.random(ModelConfig.from_folder(options.config), options.device, progress=True)
+    fp8 = options.linear_activations == "fp8"
+    kind, folder, form = "random", options.model, RoundedFormat("fp8") if fp8 else None
+    if options.config is not None:
+        kind, folder = OF_CONFIG, options.config
+    weights = make_weights(kind, folder, shape_of(options), options.device, form=form, fp8_activations=fp8)
     lengths = [40 + 53 * index for index in range(options.logit_prompts)]
     cases = [
         Case(f"random {index}", prompt, SEED + index, 0)
         for index, prompt in enumerate(random_token_ids(lengths, weights.shard.config.vocab_size, SEED))
     ]
     parts = [Part(len(cases), len(cases)), Part(7, len(cases)), Part(1, max(1, len(cases) // 4))]
-    form = KVForm(fp8=options.kv_cache_dtype.startswith("fp8"))
-    _run_cells(
-        "logits", options, report, cases, parts, weights, form, tokens=options.logit_tokens, hashed=True, loops=1
-    )
+    kv = KVForm(fp8=options.kv_cache_dtype.startswith("fp8"))
+    _run_cells("logits", options, report, cases, parts, weights, kv, tokens=options.logit_tokens, hashed=True, loops=1)
 
 
 def _run_cells(
@@ -151,6 +151,7 @@ def _run_cells(
         "tokens": tokens,
         "loops": loops,
         "kv_cache_dtype": form.name("bfloat16"),
+        "linear_activations": options.linear_activations,
         "parts": [{"batch": part.batch, "prompts": part.cases} for part in parts],
         "library_layers": library_layers(),
         "seconds": {"start": started, "reference": referred, "all": time.perf_counter() - begun},
@@ -213,6 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="auto",
         help="of the parts demo and logits, as the verify service takes it (auto)",
     )
+    parser.add_argument(
+        "--linear-activations",
+        choices=("bfloat16", "fp8"),
+        default="bfloat16",
+        help="of the parts demo and logits, as the verify service takes it (bfloat16)",
+    )
     parser.add_argument("--device", default="cuda", help="cuda, or cpu: the ops' twins in torch (cuda)")
     parser.add_argument("--limit", type=int, help="prompts of the demo part (all)")
     parser.add_argument("--single", type=int, default=96, help="of these, how many run alone (96)")
@@ -230,6 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    if options.linear_activations == "fp8" and "inflated" in options.parts:
+        parser.error("--linear-activations fp8 is for --parts demo,logits")
     report = Report(options)
     for name, part in zip(PARTS, (run_demo, run_logits, run_inflated), strict=True):
         if name in options.parts:

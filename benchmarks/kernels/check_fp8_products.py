@@ -31,7 +31,7 @@ if not torch.cuda.is_available():
 from benchmarks.kernels.fp8_operands import KINDS, Scene, exact
 from benchmarks.kernels.fp8_product_times import ROWS as TIMED_ROWS
 from benchmarks.kernels.fp8_product_times import TimedLayer, compile_all, passes, scaled_mm, time_layer
-from benchmarks.kernels.fp8_products import SCHEMES, Fp8Operands, SchemeTile, Scheme, fp8_products, instructions
+from benchmarks.kernels.fp8_products import SCHEMES, Fp8Operands, Scheme, SchemeTile, fp8_products, instructions
 from benchmarks.kernels.linear_candidates import layers_8b
 from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from slipstream_kernels.jit.compile_ahead import compiling_ahead
@@ -50,7 +50,8 @@ TILES = tuple(
 OTHER_DEPTHS = (SchemeTile(64, 64, 4, False, 64), SchemeTile(64, 64, 4, False, 256), SchemeTile(128, 64, 4, True, 256))
 """Also of schemes without blocks, whose promotions steps of so many elements hold."""
 
-SMALL_COUNTS, SMALL_SHAPES, SMALL_TILES = (1, 17), ((96, 256),), (SchemeTile(16, 64, 4, False), SchemeTile(16, 32, 4, True))
+SMALL_COUNTS, SMALL_SHAPES = (1, 17), ((96, 256),)
+SMALL_TILES = SchemeTile(16, 64, 4, False), SchemeTile(16, 32, 4, True)
 LIBRARY: dict[str, tuple[bool, dict[str, Any]]] = {
     "_scaled_mm tensor": (False, {"dtype": torch.float32, "fast": False, "tensor": True}),
     "_scaled_mm tensor fast": (False, {"dtype": torch.float32, "fast": True, "tensor": True}),

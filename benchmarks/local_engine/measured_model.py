@@ -14,8 +14,8 @@ from benchmarks.inflate.quantised import QuantisedTensors
 from benchmarks.inflate.shape import Shape
 from benchmarks.inflate.tensors import source_of
 from benchmarks.local_engine.local_loop import EngineConfig
-from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.quantisation.round_to_nearest import RoundedFormat
+from slipstream_kernels.models.checkpoint.served_config import served_config, with_fp8_activations
 from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32
 from slipstream_kernels.models.gpu.forward.flashinfer_attention import TRITON
@@ -30,21 +30,29 @@ OF_CONFIG = "config"
 
 
 def make_weights(
-    kind: str, folder: Path, shape: Shape, device: str, *, form: RoundedFormat | None = None
+    kind: str,
+    folder: Path,
+    shape: Shape,
+    device: str,
+    *,
+    form: RoundedFormat | None = None,
+    fp8_activations: bool = False,
 ) -> GpuWeights:
     """Weights on `device`: those of `folder`, or those of another shape made from it. Raises CheckpointError.
 
     kind: one of `KINDS`, or `OF_CONFIG`, random ones of the shape, and the bits, that the folder's config.json has.
-    form: to which those of another shape are rounded.
+    form: to which those of another shape are rounded. fp8_activations: as the verify service's --linear-activations.
     """
     if kind == "folder":
-        return GpuWeights.load(folder, ModelConfig.from_folder(folder), device)
+        return GpuWeights.load(folder, served_config(folder, fp8_activations=fp8_activations), device)
     if kind == OF_CONFIG:
-        return GpuWeights.random(ModelConfig.from_folder(folder), device, progress=True)
+        config = served_config(folder, fp8_activations=fp8_activations)
+        return GpuWeights.random(config, device, progress=True)
     source = source_of(kind, folder, shape, device=device)
     if form is not None:
         quantised = QuantisedTensors(source, form)
-        return GpuWeights.from_tensors(quantised.config, quantised.tensors(), device, progress=True)
+        config = with_fp8_activations(quantised.config) if fp8_activations else quantised.config
+        return GpuWeights.from_tensors(config, quantised.tensors(), device, progress=True)
     return GpuWeights.from_tensors(source.config, source.tensors(), device, progress=True)
 
 

@@ -8,6 +8,7 @@ from benchmarks.gpu_exactness.cells import HEADER, Case, Cell, Count, Setting, f
 from benchmarks.gpu_exactness.inflated import InflatedCount
 from benchmarks.local_engine.local_loop import Answer, FinishReason, PositionLogprobs
 from slipstream.generation_types import TokenLogprob, Usage
+from support.quantised_models import FORMS, write_quantised
 
 PROMPTS = Path(__file__).parents[2] / "data" / "prompts.jsonl"
 SHAPE = {"hidden": 272, "layers": 3, "heads": 4, "kv-heads": 2, "head-dim": 64, "intermediate": 192, "vocab": 600,
@@ -48,6 +49,23 @@ def test_a_run_on_the_cpu_is_exact(tiny_model, tmp_path):
     logits = parts["logits"]["summary"]["all"]
     assert logits["rows_compared"] == logits["tokens"]
     assert parts["inflated"]["equal_tokens"] == 6
+
+
+def test_activations_of_8_bits_are_exact_too(tiny_model, tmp_path):
+    """Of a folder of e4m3, and of random weights that are rounded to it."""
+    folder = write_quantised(tiny_model, tmp_path / "model", FORMS["float channel"])
+    shape = [part for name, size in SHAPE.items() for part in (f"--{name}", str(size))]
+    sizes = {"batches": "2", "limit": 2, "tokens": 3, "rows": 4, "logit-prompts": 2, "logit-tokens": 3}
+    flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    output = tmp_path / "found.json"
+    chosen = ["--linear-activations", "fp8", "--chunks", "16", "--device", "cpu", "--output", str(output)]
+    common = ["--prompts", str(PROMPTS), "--model", str(folder), *flags, *shape, *chosen]
+    with pytest.raises(SystemExit):
+        __main__.main(common)
+    assert __main__.main([*common, "--parts", "demo,logits"]) == 0
+    for part in json.loads(output.read_text())["parts"].values():
+        assert part["linear_activations"] == "fp8"
+        assert part["summary"]["all"]["mismatches"] == part["summary"]["all"]["row_mismatches"] == 0
 
 
 def test_a_differing_token_and_a_differing_row_are_counted_apart():

@@ -13,7 +13,7 @@ import torch
 from benchmarks.kernels.check_fp8_products import Found, Judged, check_way, judge, main, verdict
 from benchmarks.kernels.fp8_operands import KINDS, Scene, exact, random_rows
 from benchmarks.kernels.fp8_product_times import BFLOAT16, TimedLayer, passes, time_layer
-from benchmarks.kernels.fp8_products import SCHEMES, Fp8Operands, SchemeTile, Scheme, fp8_products, quantise
+from benchmarks.kernels.fp8_products import SCHEMES, Fp8Operands, Scheme, SchemeTile, fp8_products, quantise
 from benchmarks.kernels.linear_candidates import Layer
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.kv_cache.kv_codes import encode

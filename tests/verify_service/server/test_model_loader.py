@@ -19,8 +19,8 @@ from slipstream_kernels.models.checkpoint.config_fields import CheckpointError
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
 from slipstream_kernels.models.cpu.row_batch import RowBatch
-from verify_service.config import VerifySettings
 from support.quantised_models import FORMS, write_quantised
+from verify_service.config import VerifySettings
 from verify_service.server import model_loader as loading
 
 

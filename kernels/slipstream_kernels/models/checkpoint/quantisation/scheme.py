@@ -74,8 +74,8 @@ class Quantisation:
     """What config.json says. The first rule that covers a module counts.
 
     asked_activations: how it asks for activations of fewer bits. asked_cache: the field that asks for keys and values
-    of fewer bits, and in vain. of_experts: experts alone are quantised, in the layout of `mxfp4`. cache: keys and values
-    are of 8 bits, e4m3, with scales that the files have, or that follow from each row; None: they are not.
+    of fewer bits, and in vain. of_experts: experts alone are quantised, in the layout of `mxfp4`. cache: keys and
+    values are of 8 bits, e4m3, with scales that the files have, or that follow from each row; None: they are not.
     fp8_activations: layers of e4m3 have activations in e4m3, as `served_config` settles.
     """
 

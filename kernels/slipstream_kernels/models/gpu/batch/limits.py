@@ -17,8 +17,8 @@ class GpuLimits:
     Fields are named as in the engine's configuration. `num_pages` 0 stands for as many as fit, `max_context` 0 for
     the model's own. `memory_utilization` is the share of the device's memory that everything together may take.
     `boundaries` is at how many of them a pass can keep the states of its rows. `max_adapters` LoRA adapters, of ranks
-    up to `max_adapter_rank`, have room. `kv` is how keys and values are held. `fp8_activations`: layers of e4m3 that are
-    read from a folder have activations in e4m3.
+    up to `max_adapter_rank`, have room. `kv` is how keys and values are held. `fp8_activations`: layers of e4m3 that
+    are read from a folder have activations in e4m3.
     """
 
     max_running: int = 64

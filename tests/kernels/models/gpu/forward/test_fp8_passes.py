@@ -1,4 +1,4 @@
-"""Whole passes of a model of e4m3 with activations in e4m3: its logits are those of quantised activations and weights."""
+"""Passes of a model of e4m3 with activations in e4m3: logits are those of rounded activations and weights."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def distance(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
 
 
-def by_powers_of_two(weight: np.ndarray, rng: np.random.Generator) -> Quantised:  # noqa: ARG001  # a writer's signature
+def by_powers_of_two(weight: np.ndarray, rng: np.random.Generator) -> Quantised:  # a writer's signature
     """A scale a row, with which bfloat16 has every weight."""
     exponents = np.ceil(np.log2(np.abs(weight).max(1, keepdims=True) / 448))
     scales = np.exp2(exponents).astype(np.float32)
@@ -180,7 +180,6 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ops = kernels()
     beside = replace(ops, fp8_products=fp8_products_reference, quantise_rows=quantise_rows_reference)
     got, expected, weight_only = (
-        passes(load(folder, limits, each, device=DEVICE))
-        for limits, each in ((FP8, ops), (FP8, beside), (LIMITS, ops))
+        passes(load(folder, limits, each, device=DEVICE)) for limits, each in ((FP8, ops), (FP8, beside), (LIMITS, ops))
     )
     assert distance(got, expected) < 1e-3 < distance(got, weight_only)

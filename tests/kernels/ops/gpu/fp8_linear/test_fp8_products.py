@@ -111,7 +111,8 @@ for rows, outputs, products in ((1, 4096, 1), (40, 28672, 2), (100, 4096, 1), (4
     options = {"enable_fp_fusion": False, "num_warps": tile.warps, "num_stages": tile.stages}
     made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     found = re.findall(r"(?:wgmma|mma)\\\\S*?m\\\\d+n\\\\d+(k\\\\d+)\\\\.(\\\\S+)", made.asm["ptx"])
-    print(*sorted({" ".join(each) for each in found}), len(found) // tile.chunks % 4, made.metadata.shared <= 227 * 1024)
+    fits = made.metadata.shared <= 227 * 1024
+    print(*sorted({" ".join(each) for each in found}), len(found) // tile.chunks % 4, fits)
 """
 
 
