@@ -55,7 +55,7 @@ def test_activations_of_8_bits_are_exact_too(tiny_model, tmp_path):
     """Of a folder of e4m3, and of random weights that are rounded to it."""
     folder = write_quantised(tiny_model, tmp_path / "model", FORMS["float channel"])
     shape = [part for name, size in SHAPE.items() for part in (f"--{name}", str(size))]
-    sizes = {"batches": "2", "limit": 2, "tokens": 3, "rows": 4, "logit-prompts": 2, "logit-tokens": 3}
+    sizes = {"batches": "2,1", "single": 1, "limit": 2, "tokens": 4, "rows": 6, "logit-prompts": 2, "logit-tokens": 3}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
     output = tmp_path / "found.json"
     chosen = ["--linear-activations", "fp8", "--chunks", "16", "--device", "cpu", "--output", str(output)]
