@@ -1,12 +1,14 @@
-"""What fewer bits a weight, key or value cost a model's predictions: bits per byte, and divergence from the original.
+"""What fewer bits a weight, activation, key or value cost a model's predictions: bits per byte, and divergence.
 
     python -m benchmarks.quantised_quality --texts FILE.jsonl[.xz] [--model DIR] [--tokens N] [--fp8-cache]
-        [--output FILE] [OUT ...]
+        [--fp8-activations] [--output FILE] [OUT ...]
 
 FILE holds a conversation (`messages`) or a `text` a line, which the model has not been trained on. OUT are quantised
 forms of the model in DIR, as `slipstream quantize` writes them. Bits are those of every token after a text's first,
 over the bytes of these tokens' text; the divergence is that of the original's distribution from the quantised, in nats
-a token. With --fp8-cache all models are measured with keys and values of 8 bits too.
+a token. With --fp8-cache all models are measured with keys and values of 8 bits too; with --fp8-activations each OUT,
+which has weights of e4m3, also as the verify service serves it with --linear-activations fp8: by the passes of a GPU,
+or, where there is none, by their twins, and beside these by the same with activations in bfloat16.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import argparse
 import json
 import lzma
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +28,19 @@ from tokenizers import Tokenizer
 from benchmarks.lib.report import machine, markdown_table, write_json
 from benchmarks.lib.repository import DEMO_MODEL
 from slipstream.chat_template import ChatTemplate
+from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
+from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
+from slipstream_kernels.models.gpu.gpu_model import GpuLimits, GpuModel
 from slipstream_kernels.models.kv_form import FLOAT, KVForm
 
 _LONGEST = 512
 """Tokens of a text that are read."""
+_PAGE_SIZE = 16
+
+Reader = Callable[[Sequence[int]], torch.Tensor]
+"""float64 log-probabilities [tokens, vocabulary] of tokens that are read at once."""
 
 
 @dataclass(slots=True)
@@ -56,21 +65,52 @@ def texts_of(path: Path, template: ChatTemplate | None) -> Iterator[str]:
                 yield record["text"]
 
 
-def logits_of(model: CausalLM, tokens: Sequence[int]) -> torch.Tensor:
-    """float64 log-probabilities [tokens, vocabulary], read at once."""
-    cache = model.new_cache(num_pages=1, page_size=len(tokens), scratch_slots=0)
-    logits = model.forward(cache, RowBatch.chunk(list(tokens), 0, [0], len(tokens)))
-    return torch.from_numpy(np.ascontiguousarray(logits)).double().log_softmax(1)
+def reader(folder: Path, form: KVForm) -> Reader:
+    """Of a model on the CPU."""
+    model = CausalLM.load(folder, kv_form=form)
+
+    def read(tokens: Sequence[int]) -> torch.Tensor:
+        cache = model.new_cache(num_pages=1, page_size=len(tokens), scratch_slots=0)
+        logits = model.forward(cache, RowBatch.chunk(list(tokens), 0, [0], len(tokens)))
+        return torch.from_numpy(np.ascontiguousarray(logits)).double().log_softmax(1)
+
+    return read
 
 
-def measure(models: Sequence[CausalLM], token_lists: Sequence[Sequence[int]]) -> list[Sums]:
+def pass_reader(folder: Path, *, fp8_activations: bool) -> Reader:
+    """Of a model by the passes of a GPU, which decide nothing."""
+    limits = GpuLimits(
+        max_running=_LONGEST,
+        max_nodes=1,
+        step_nodes=0,
+        prefill_chunk=_LONGEST,
+        num_pages=-(-_LONGEST // _PAGE_SIZE),
+        page_size=_PAGE_SIZE,
+        max_context=min(_LONGEST, ModelConfig.from_folder(folder).max_context),
+        fp8_activations=fp8_activations,
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = GpuModel.load(folder, limits, device=device, capture=False, progress=False)
+    model.set_pages(0, 0, range(limits.num_pages))
+
+    def read(tokens: Sequence[int]) -> torch.Tensor:
+        rows = np.arange(len(tokens), dtype=np.int32)
+        chunk = PassPlan.chunk(np.array(tokens, np.int32), line=0, start=0, slots=rows)
+        handle = model.launch(replace(chunk, logit_rows=rows, deciding=np.zeros((0, 4), np.int32)))
+        handle.results()
+        return handle.logits[: len(tokens)].cpu().double().log_softmax(1)
+
+    return read
+
+
+def measure(readers: Sequence[Reader], token_lists: Sequence[Sequence[int]]) -> list[Sums]:
     """Sums of each model; the first is the original."""
-    sums = [Sums() for _ in models]
+    sums = [Sums() for _ in readers]
     for tokens in token_lists:
-        original = logits_of(models[0], tokens)[:-1]
+        original = readers[0](tokens)[:-1]
         following = torch.tensor(tokens[1:])[:, None]
-        for total, model in zip(sums, models, strict=True):
-            found = original if model is models[0] else logits_of(model, tokens)[:-1]
+        for total, read in zip(sums, readers, strict=True):
+            found = original if read is readers[0] else read(tokens)[:-1]
             total.nats -= float(found.gather(1, following).sum())
             total.divergence += float((original.exp() * (original - found)).sum())
             total.same += int((found.argmax(1) == original.argmax(1)).sum())
@@ -97,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("quantised", nargs="*", type=Path, metavar="OUT")
     parser.add_argument("--fp8-cache", action="store_true")
+    parser.add_argument("--fp8-activations", action="store_true")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--tokens", type=int, default=20_000)
@@ -106,14 +147,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     token_lists, size = read_tokens(options.model, options.texts, options.tokens)
     count = sum(map(len, token_lists)) - len(token_lists)
     forms = {"": FLOAT} | ({", KV cache in fp8": KVForm(fp8=True)} if options.fp8_cache else {})
-    kinds = [(folder, name) for name in forms for folder in folders]
-    sums = measure([CausalLM.load(folder, kv_form=forms[name]) for folder, name in kinds], token_lists)
+    readers = [(folder.name + name, reader(folder, form)) for name, form in forms.items() for folder in folders]
+    if options.fp8_activations:
+        for folder in options.quantised:
+            for name, fp8 in (("bfloat16", False), ("fp8", True)):
+                readers.append((f"{folder.name}, activations in {name}", pass_reader(folder, fp8_activations=fp8)))
+    sums = measure([read for _, read in readers], token_lists)
     rows = []
-    for (folder, form), each in zip(kinds, sums, strict=True):
+    for (model, _), each in zip(readers, sums, strict=True):
         bits = each.nats / np.log(2) / size
         rows.append(
             {
-                "model": folder.name + form,
+                "model": model,
                 "bits_per_byte": bits,
                 "more_than_original": each.nats / sums[0].nats - 1,
                 "mean_divergence_nats": each.divergence / count,

@@ -31,3 +31,18 @@ def test_figures_of_fewer_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert 0 < eight["mean_divergence_nats"] < four["mean_divergence_nats"]
     assert found["bytes"] > len(SENTENCES[0]) + len(SENTENCES[1])
     assert 1 < original["bits_per_byte"] < 20  # random weights know nothing
+
+
+def test_figures_of_activations_of_8_bits(tmp_path: Path) -> None:
+    source = make_tiny_model(tmp_path / "source")
+    quantise_folder(source, tmp_path / "fp8", RoundedFormat("fp8"))
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"text": sentence}) for sentence in SENTENCES[:2]))
+    output = tmp_path / "out.json"
+    common = ["--texts", str(texts), "--model", str(source), "--output", str(output), "--fp8-activations"]
+    assert main([*common, str(tmp_path / "fp8")]) == 0
+    rows = {row["model"]: row["mean_divergence_nats"] for row in json.loads(output.read_text())["rows"]}
+    forms = "", ", activations in bfloat16", ", activations in fp8"
+    weights, passes, activations = (rows[f"fp8{form}"] for form in forms)
+    assert 0 < weights < activations
+    assert passes == pytest.approx(weights, rel=0.2)
