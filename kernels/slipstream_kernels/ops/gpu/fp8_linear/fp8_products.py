@@ -2,8 +2,8 @@
 
 Every output is a chain over K in chunks of 128: a chunk's four wgmma instructions, of 32 elements each, add to an
 accumulator that begins at zero and keeps some 14 bits, and behind them it is added to a sum of float32. Whichever
-operand comes first, and however many rows and outputs a program has, the bits are the same, as `check_fp8_linear` of the
-benchmarks compares on a GPU.
+operand comes first, and however many rows and outputs a program has, the bits are the same:
+`benchmarks.kernels.check_fp8_linear` compares them on a GPU.
 """
 
 from __future__ import annotations
