@@ -104,6 +104,15 @@ def test_a_late_device_gives_the_tokens_of_plain_decoding(
     check(partial(HostModel, model), on_host, SETTINGS[settings], ends)
 
 
+def test_a_prompt_of_which_one_token_is_left_has_the_length_that_is_known(model: CausalLM, ends: list[int]) -> None:
+    """The step before has rows of it, beside trees of others, and decides nothing for it."""
+    settings = replace(SETTINGS["chunks"], prefix_cache=False)
+    some = some_requests(0.8, TOKENS)
+    short = [replace(one, prompt_token_ids=one.prompt_token_ids[-settings.prefill_chunk - 1 :]) for one in some]
+    requests = [replace(one, key=RequestKey(turn, one.key.request_id)) for turn in range(3) for one in short]
+    check(partial(HostModel, model), (requests, [expected_of(model, one) for one in requests]), settings, ends)
+
+
 def test_the_kernels_twins_give_the_tokens_of_plain_decoding(
     twins: Target, on_device: Reference, ends: list[int]
 ) -> None:

@@ -241,7 +241,7 @@ class VerifyLoop:
             items = self._schedule(may_preempt=False)
             if items:
                 for item in items:
-                    item.unresolved = item.state in under_way
+                    item.unresolved = (before := under_way.get(item.state)) is not None and before.decides
                 self._scheduler.charge(items)
                 self._step_queue.launch(items)
                 self._work_behind_launch(items)
