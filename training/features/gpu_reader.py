@@ -12,7 +12,7 @@ import torch
 from slipstream_kernels.models.capture_layers import Bits
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
-from slipstream_kernels.models.gpu.batch.plan_kernels import lay_rows
+from slipstream_kernels.models.gpu.batch.plan_kernels import SPAN
 from slipstream_kernels.models.gpu.gpu_model import GpuModel
 from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
 from training.features.packing import Int32, Piece, Places, num_pages, packed
@@ -81,26 +81,14 @@ class GpuReader:
 def plan_of(pieces: list[Piece], lines: list[int], places: Places) -> PassPlan:
     """The plan of a pass that decides nothing; pieces of one token come first, as those do that decode."""
     decodes = sum(len(piece) == 1 for piece in pieces)
-    counts = [len(piece) for piece in pieces]
-    items = np.array(
-        [(line, piece.start, len(piece), 0, 0) for line, piece in zip(lines, pieces, strict=True)], np.int32
-    )
-    rows = np.empty((6, sum(counts)), np.int32)
-    spans = np.empty((len(pieces), 4), np.int32)
-    none, nobody = np.zeros(0, np.int32), np.zeros((0, 4), np.int32)
-    lay_rows(items, decodes, none, places.table, places.page_size, 0, rows, spans, none, nobody)
-    return PassPlan(
-        token_ids=np.concatenate([piece.token_ids for piece in pieces]),
-        positions=rows[0],
-        write_slots=rows[1],
-        lines=rows[2],
-        prefix_lengths=rows[3],
-        parents=rows[4],
-        root_rows=rows[5],
-        logit_rows=none,
-        deciding=nobody,
-        decodes=spans[:decodes],
-        prefills=spans[decodes:],
+    items = [(line, piece.start, len(piece), 0, 0, -1, 0) for line, piece in zip(lines, pieces, strict=True)]
+    return PassPlan.of_spans(
+        np.array(items, np.int32).reshape(-1, SPAN),
+        decodes,
+        np.concatenate([piece.token_ids for piece in pieces]).astype(np.int32),
+        np.zeros(0, np.int32),
+        page_table=places.table,
+        page_size=places.page_size,
         keep_logits=False,
     )
 

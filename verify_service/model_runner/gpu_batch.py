@@ -8,15 +8,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream_kernels.device_tree import DeviceTree
+from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
-from slipstream_kernels.models.gpu.batch.plan_kernels import lay_rows, plan_items
-from slipstream_kernels.token_tree import TokenTree
+from slipstream_kernels.models.gpu.batch.plan_kernels import SPAN, plan_items
 from verify_service.core.prompt_scores import next_tokens
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.kv_cache.page_table import PageTable
-from verify_service.model_runner.device_choices import device_choices
 
 IntArray = NDArray[np.int32]
 
@@ -43,13 +41,21 @@ class GpuBatchBuilder:
         """
         prefills = [item for item in items if item.count > 1]
         decodes = [item for item in items if item.count == 1 or item.tree is not None] if prefills else items
-        spans = _Spans()
-        for item in decodes:
-            spans.add(item, item.base - 1, 1, item.tree, decides=item.decides)
-        for item in prefills:
-            rooted = item.tree is not None  # the root and its tree are in a span of their own
-            spans.add(item, item.first, item.count - rooted, None, decides=item.decides and not rooted)
-        return self._laid_out(spans, len(decodes), before), spans.deciding
+        spans = _Spans(before)
+        spans.add_decodes(decodes)
+        spans.add_prefills(prefills)
+        plan = PassPlan.of_spans(
+            _int32(spans.items).reshape(-1, SPAN),
+            len(decodes),
+            _int32(spans.known),
+            _int32(spans.parents),
+            page_table=self._pages,
+            page_size=self._page_size,
+            first_scratch_slot=self._first_scratch_slot,
+            trees=spans.trees,
+            keep_logits=spans.keep_logits,
+        )
+        return plan, spans.deciding
 
     @staticmethod
     def state_rows(
@@ -102,70 +108,57 @@ class GpuBatchBuilder:
             flat += (item.count, item.tree is not None, item.num_rows, item.depth, item.decides)
         return plan_items(np.array(flat, np.int64).reshape(-1, 5))
 
-    def _laid_out(self, spans: _Spans, decodes: int, before: Mapping[RequestState, int]) -> PassPlan:
-        """The plan of spans, of which the first ones decode."""
-        items = np.fromiter(spans.items, np.int32, len(spans.items)).reshape(-1, 5)
-        parents = np.fromiter(spans.parents, np.int32, len(spans.parents))
-        rows = np.empty((6, len(spans.token_ids)), dtype=np.int32)
-        places = np.empty((len(items), 4), dtype=np.int32)
-        logit_rows = np.empty(spans.logits, dtype=np.int32)
-        deciding = np.empty((len(spans.deciding), 4), dtype=np.int32)
-        scratch = self._first_scratch_slot
-        lay_rows(items, decodes, parents, self._pages, self._page_size, scratch, rows, places, logit_rows, deciding)
-        roots = logit_rows[deciding[:, 0]].tolist()
-        choices = {"choices": device_choices(spans.deciding, roots, before)} if spans.chooses else {}
-        drafted = (item.tree.trees for item in spans.deciding if isinstance(item.tree, DeviceTree))
-        return PassPlan(
-            token_ids=np.fromiter(spans.token_ids, np.int32, len(spans.token_ids)),
-            positions=rows[0],
-            write_slots=rows[1],
-            lines=rows[2],
-            prefix_lengths=rows[3],
-            parents=rows[4],
-            root_rows=rows[5],
-            logit_rows=logit_rows,
-            deciding=deciding,
-            decodes=places[:decodes],
-            prefills=places[decodes:],
-            has_trees=spans.chooses or bool(spans.parents),
-            keep_logits=spans.keep_logits,
-            trees=next(drafted, None) if spans.chooses else None,
-            **choices,
-        )
-
 
 class _Spans:
-    """Gathers the spans of a pass. `items` and `parents` are those of `lay_rows`, flat."""
+    """Gathers the spans of a pass. `items`, `known` and `parents` are those of `lay_rows`, flat.
 
-    __slots__ = ("chooses", "deciding", "items", "keep_logits", "logits", "parents", "token_ids")
+    `before` has the places of requests among those that the step before decides, whose rows the device may settle:
+    those of trees that it has alone, or the root of an unresolved item.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("before", "deciding", "items", "keep_logits", "known", "parents", "trees")
+
+    def __init__(self, before: Mapping[RequestState, int]) -> None:
+        self.before = before
         self.items: list[int] = []
+        self.known: list[int] = []
         self.parents: list[int] = []
-        self.token_ids: list[int] = []
         self.deciding: list[ScheduledRequest] = []
-        self.logits = 0
+        self.trees: DeviceTrees | None = None
         self.keep_logits = False
-        self.chooses = False
 
-    def add(self, item: ScheduledRequest, first: int, count: int, tree: TokenTree | None, *, decides: bool) -> None:
-        """`count` tokens of an item from `first` on, of which one alone may not be known yet, and then a tree."""
-        state, nodes = item.state, 0
-        tokens = state.tokens[first : first + count]
-        self.token_ids += tokens or (_UNKNOWN,)
-        if tree is None:
-            self.chooses |= item.unresolved
-        elif isinstance(tree, DeviceTree):
-            self.chooses = True
-            nodes = item.num_rows - 1
-            self.token_ids += (0,) * nodes
-            self.parents += range(-1, nodes - 1)
-        else:
-            nodes = item.num_rows - 1
-            self.token_ids += tree.token_ids
-            self.parents += tree.parents
-        self.items += (state.kv.req_index, first, count, nodes, decides)
-        if decides:
-            self.deciding.append(item)
-            self.logits += 1 + nodes
-            self.keep_logits |= state.parameters.sampling.logprobs is not None
+    def add_decodes(self, decodes: Sequence[ScheduledRequest]) -> None:
+        """The last token of each, which may not be known yet, and its tree."""
+        items, known, before = self.items, self.known, self.before
+        for item in decodes:
+            state, tree, base = item.state, item.tree, item.base
+            place, source, tokens = -1, 0, state.tokens
+            known.append(tokens[base - 1] if base <= len(tokens) else _UNKNOWN)
+            if tree is None:
+                if item.unresolved:
+                    place = before[state]
+            elif isinstance(tree, DeviceTree):
+                place, source, self.trees = before[state], -1 - tree.row, tree.trees
+            else:
+                known += tree.token_ids
+                self.parents += tree.parents
+            items += (state.kv.req_index, base - 1, 1, item.num_rows - 1, item.decides, place, source)
+        self._decide([item for item in decodes if item.decides])
+
+    def add_prefills(self, prefills: Sequence[ScheduledRequest]) -> None:
+        """All tokens of each, but its root where that has a tree and is in a span of its own."""
+        for item in prefills:
+            rooted = item.tree is not None
+            count = item.count - rooted
+            self.known += item.state.tokens[item.first : item.first + count]
+            self.items += (item.state.kv.req_index, item.first, count, 0, item.decides and not rooted, -1, 0)
+        self._decide([item for item in prefills if item.decides and item.tree is None])
+
+    def _decide(self, deciding: list[ScheduledRequest]) -> None:
+        """These spans, the last ones added, decide."""
+        self.deciding += deciding
+        self.keep_logits |= any(item.state.parameters.sampling.logprobs is not None for item in deciding)
+
+
+def _int32(values: Sequence[int]) -> IntArray:
+    return np.fromiter(values, np.int32, len(values))

@@ -17,6 +17,7 @@ def test_all_functions_that_lay_out_a_pass_are_there() -> None:
     for function in (
         plan_kernels.pad,
         plan_kernels.pack_pass,
+        plan_kernels.count_rows,
         plan_kernels.lay_rows,
         plan_kernels.plan_items,
         plan_kernels.committed_rows,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_kernels.device_tree import DeviceTrees
-from slipstream_kernels.models.gpu.batch.plan_kernels import in_order
+from slipstream_kernels.models.gpu.batch.plan_kernels import count_rows, in_order, lay_rows
 
 Int32 = npt.NDArray[np.int32]
 
@@ -97,6 +97,44 @@ class PassPlan:
             decodes=span if single else _no_spans(),
             prefills=_no_spans() if single else span,
         )
+
+    @classmethod
+    def of_spans(
+        cls,
+        items: Int32,
+        decodes: int,
+        known: Int32,
+        parents: Int32,
+        *,
+        page_table: Int32,
+        page_size: int,
+        first_scratch_slot: int = 0,
+        trees: DeviceTrees | None = None,
+        keep_logits: bool = True,
+    ) -> PassPlan:
+        """Consecutive spans, of which the first ones are `decodes`; see `lay_rows`."""
+        total, logits, deciding, chosen = count_rows(items)
+        rows, spans = np.empty((7, total), np.int32), np.empty((len(items), 4), np.int32)
+        plan = cls(
+            token_ids=rows[0],
+            positions=rows[1],
+            write_slots=rows[2],
+            lines=rows[3],
+            prefix_lengths=rows[4],
+            parents=rows[5],
+            root_rows=rows[6],
+            logit_rows=np.empty(logits, np.int32),
+            deciding=np.empty((deciding, 4), np.int32),
+            decodes=spans[:decodes],
+            prefills=spans[decodes:],
+            choices=np.empty((chosen, CHOICE), np.int32),
+            trees=trees,
+            has_trees=chosen > 0 or len(parents) > 0,
+            keep_logits=keep_logits,
+        )
+        told = plan.logit_rows, plan.deciding, plan.choices
+        lay_rows(items, decodes, known, parents, page_table, page_size, first_scratch_slot, rows, spans, *told)
+        return plan
 
     @property
     def rows(self) -> int:

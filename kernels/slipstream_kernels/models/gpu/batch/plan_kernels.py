@@ -12,12 +12,15 @@ Int64 = npt.NDArray[np.int64]
 
 COMMITTED = -2
 """Parent of a row that is no tree node."""
+SPAN = 7
+"""Columns of `lay_rows`'s items."""
 
 
 @kernel
 def lay_rows(
     items: Int32,
     decodes: int,
+    known: Int32,
     parents: Int32,
     page_table: Int32,
     page_size: int,
@@ -26,49 +29,80 @@ def lay_rows(
     spans: Int32,
     logit_rows: Int32,
     deciding: Int32,
+    choices: Int32,
 ) -> None:
     """Rows of consecutive items: their committed tokens, then the nodes that hang below the last of them.
 
-    `items` [items, 5]: line, first position, committed tokens, nodes, whether it decides. Each has 1 committed token or
-    more; the first `decodes` items have 1. `parents` [nodes of all items]: index of a node's parent among its item's
-    nodes, less than its own, or -1. `page_table` [lines, pages]. Nothing is checked.
+    `items` [items, SPAN]: line, first position, committed tokens, nodes, whether it decides; where the device settles
+    its rows, its place in the step before, else -1; of nodes that only the device knows -1 less the row of their tree,
+    else 0. Each has 1 committed token or more; the first `decodes` items have 1. `known`: ids of each item's tokens,
+    then of its nodes if the host knows them. `parents` [nodes that the host knows]: index of a node's parent among its
+    item's nodes, less than its own, or -1. `page_table` [lines, pages]. Nothing is checked.
 
-    Writes `rows` [6, rows]: positions, write slots, lines, prefix lengths, parents and root rows of `PassPlan`; `spans`
-    [items, 4]: those of `decodes` and `prefills`; `logit_rows` and `deciding`. Nodes take scratch slots from the first
-    one on.
+    Writes `rows` [7, rows]: token ids, positions, write slots, lines, prefix lengths, parents and root rows of
+    `PassPlan`; `spans` [items, 4]: those of `decodes` and `prefills`; `logit_rows`, `deciding` and `choices`. Nodes
+    take scratch slots from the first one on; those that the host does not know stand as chains of token 0.
     """
-    row = logit = decided = node = 0
+    row = logit = decided = node = token = parent = choice = handed = 0
     for item in range(len(items)):
         line, position, count, nodes = items[item, 0], items[item, 1], items[item, 2], items[item, 3]
+        source = items[item, 6]
         spans[item, 0], spans[item, 1], spans[item, 2] = row, count + nodes, line
         spans[item, 3] = position + 1 if item < decodes else position
         for _ in range(count):
-            rows[0, row] = position
-            rows[1, row] = page_table[line, position // page_size] * page_size + position % page_size
-            rows[2, row] = line
-            rows[3, row] = position + 1
-            rows[4, row] = COMMITTED
-            rows[5, row] = row
+            rows[0, row] = known[token]
+            rows[1, row] = position
+            rows[2, row] = page_table[line, position // page_size] * page_size + position % page_size
+            rows[3, row] = line
+            rows[4, row] = position + 1
+            rows[5, row] = COMMITTED
+            rows[6, row] = row
             position += 1
             row += 1
+            token += 1
         root = row - 1
-        for _ in range(nodes):
-            parent = parents[node]
-            rows[0, row] = rows[0, root + 1 + parent] + 1
-            rows[1, row] = first_scratch_slot + node
-            rows[2, row] = line
-            rows[3, row] = position
-            rows[4, row] = parent
-            rows[5, row] = root
+        for number in range(nodes):
+            above = number - 1 if source < 0 else parents[parent]
+            rows[0, row] = 0 if source < 0 else known[token]
+            rows[1, row] = rows[1, root + 1 + above] + 1
+            rows[2, row] = first_scratch_slot + node
+            rows[3, row] = line
+            rows[4, row] = position
+            rows[5, row] = above
+            rows[6, row] = root
+            if source >= 0:
+                token += 1
+                parent += 1
             node += 1
             row += 1
+        if not items[item, 4]:
+            continue
+        deciding[decided, 0], deciding[decided, 1] = logit, 1 + nodes
+        deciding[decided, 2], deciding[decided, 3] = line, position
+        for wanted in range(root, row):
+            logit_rows[logit] = wanted
+            logit += 1
+        if items[item, 5] >= 0:
+            choices[choice, 0], choices[choice, 1], choices[choice, 2] = decided, items[item, 5], position - 1
+            choices[choice, 3], choices[choice, 4] = root, 1 + nodes
+            choices[choice, 5], choices[choice, 6] = handed if source < 0 else 0, source
+            choices[choice, 7] = 0
+            handed += nodes
+            choice += 1
+        decided += 1
+
+
+@kernel
+def count_rows(items: Int32) -> tuple[int, int, int, int]:
+    """Of items as `lay_rows` takes them: rows, rows with logits, items that decide, choices."""
+    rows = logits = deciding = choices = 0
+    for item in range(len(items)):
+        rows += items[item, 2] + items[item, 3]
         if items[item, 4]:
-            deciding[decided, 0], deciding[decided, 1] = logit, 1 + nodes
-            deciding[decided, 2], deciding[decided, 3] = line, position
-            decided += 1
-            for wanted in range(root, row):
-                logit_rows[logit] = wanted
-                logit += 1
+            logits += 1 + items[item, 3]
+            deciding += 1
+            choices += items[item, 5] >= 0
+    return rows, logits, deciding, choices
 
 
 @kernel
