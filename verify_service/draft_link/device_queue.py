@@ -62,6 +62,8 @@ class DeviceQueue:
         self._missed = 0
         """Passes in a row whose word did not come in time."""
         self._verified: QueuedRound | None = None
+        self._taken: QueuedRound | None = None
+        """The round whose trees are in `trees`."""
         self._warm_up()
 
     def follow(
@@ -116,8 +118,8 @@ class DeviceQueue:
         self._not_before = now + self._backoff
 
     def note_verified(self, queued: QueuedRound) -> None:
-        """A step has been launched with the trees of this round."""
-        self._verified = queued
+        """A step is launched with the trees of this round, which are taken."""
+        self._verified = self._taken = queued
 
     def has_handed(self, stamp: Stamp) -> bool:
         """Whether the step under way, just launched, goes on from this state with a tree of the last round."""
@@ -134,19 +136,25 @@ class DeviceQueue:
         queued, self._verified = self._verified, None
         return queued
 
-    def take(self, number: int, table: torch.Tensor, seconds: float) -> None:
-        """Queue on the current stream the wait for trees, and their check, into `trees`."""
+    def take(self, number: int, table: torch.Tensor, seconds: float) -> torch.cuda.Event | None:
+        """Queue on the current stream the wait for trees, and their check, into `trees`; the event comes behind that.
+
+        Trees taken before them, whose place they take, have left for the host by then.
+        """
+        if self._taken is not None and (left := self._taken.copy_to_host()) is not None:
+            torch.cuda.current_stream(self.trees.device).wait_event(left)
         side: QueueSide = self._sides[number % PARITIES]
         limit = max(0, min(round(seconds * 1e9), 2**31 - 1))
         wait, op = _TAKES[table.is_cuda]
         wait(side.drafted, number, limit, self._there)
         op(side.trees, self._there, table, self._vocab_size, self.trees[: len(table)])
+        return None if self._stream is None else self._mark(torch.cuda.current_stream(self._stream.device))
 
-    def copy_to_host(self, number: int, rows: int) -> torch.cuda.Event | None:
-        """Queue the copy of `trees` to the host, behind the current stream; the event comes once it is made."""
+    def copy_to_host(self, number: int, rows: int, taken: torch.cuda.Event | None) -> torch.cuda.Event | None:
+        """Queue the copy of `trees` to the host, behind that event; the one returned comes once it is made."""
         host = self.host_trees[number % PARITIES][:rows]
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        if self._stream is not None and taken is not None:
+            self._stream.wait_event(taken)
         with self.own_stream():
             host.copy_(self.trees[:rows], non_blocking=True)
             return self.mark()
@@ -156,11 +164,12 @@ class DeviceQueue:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> torch.cuda.Event | None:
-        """An event behind what was queued so far; the memory is in use until then."""
-        if self._stream is None:
-            return None
+        """An event behind what was queued so far on its own stream; the memory is in use until then."""
+        return None if self._stream is None else self._mark(self._stream)
+
+    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         event = torch.cuda.Event()
-        event.record(self._stream)
+        event.record(stream)
         self.memory.used = event
         return event
 
@@ -189,7 +198,10 @@ class QueuedRound:
     `values` are the requests, in the order of the rows; a step waits up to `seconds` for them.
     """
 
-    __slots__ = ("_copied", "_queue", "_rows", "_states", "_table", "_taken", "_trees", "number", "seconds", "values")
+    __slots__ = (
+        "_copied", "_copying", "_queue", "_rows", "_states", "_table", "_taken", "_taken_event", "_trees",
+        "number", "seconds", "values",
+    )  # fmt: skip
 
     def __init__(
         self, queue: DeviceQueue, number: int, values: Sequence[EnqueueRequest], table: torch.Tensor, seconds: float
@@ -201,16 +213,20 @@ class QueuedRound:
         self._table = table
         self._states: list[int] = []
         self._rows = {(value.stamp.slot, value.stamp.generation): row for row, value in enumerate(values)}
-        self._taken = False
+        self._taken = self._copying = False
+        self._taken_event: torch.cuda.Event | None = None
         self._copied: torch.cuda.Event | None = None
         self._trees: list[TokenTree] | None = None
 
     def queue(self) -> torch.Tensor:
-        """See `DeviceTrees`: behind a wait that ends at the deadline, whoever writes what."""
+        """See `DeviceTrees`: behind a wait that ends at the deadline, whoever writes what.
+
+        A launch waits for all that is done here, and so their way to the host is left to `read`.
+        """
         if not self._taken:
             self._take()
-        elif self._copied is not None:
-            torch.cuda.current_stream(self._queue.trees.device).wait_event(self._copied)
+        elif self._taken_event is not None:
+            torch.cuda.current_stream(self._queue.trees.device).wait_event(self._taken_event)
         return self._queue.trees
 
     def read(self, row: int) -> TokenTree:
@@ -219,12 +235,21 @@ class QueuedRound:
             with self._queue.own_stream():
                 self._take()
         if self._trees is None:
+            self.copy_to_host()
             if self._copied is not None:
                 self._copied.synchronize()
             words = self._queue.host_trees[self.number % PARITIES][: len(self.values)].numpy()
             self._states = words[:, ops.STATE].tolist()
             self._trees = trees_of(words)
         return self._trees[row]
+
+    def copy_to_host(self) -> torch.cuda.Event | None:
+        """Have what was taken travel to the host, once; the event comes when it is there. None: it does so already."""
+        if self._copying:
+            return None
+        self._copying = True
+        self._copied = self._queue.copy_to_host(self.number, len(self.values), self._taken_event)
+        return self._copied
 
     def row_of(self, stamp: Stamp) -> int | None:
         """The row of the tree for a state that the pass has led to, if there is one."""
@@ -254,8 +279,7 @@ class QueuedRound:
     def _take(self) -> None:
         self._taken = True
         seconds = 0.0 if self._queue.memory.closed else self.seconds
-        self._queue.take(self.number, self._table, seconds)
-        self._copied = self._queue.copy_to_host(self.number, len(self.values))
+        self._taken_event = self._queue.take(self.number, self._table, seconds)
         self._queue.note_verified(self)
 
 

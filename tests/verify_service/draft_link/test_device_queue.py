@@ -26,10 +26,11 @@ from draft_service.verify_link.verify_link import VerifyLink
 from draft_service.worker.worker import Worker
 from slipstream.rpc.errors import UnavailableError
 from slipstream.rpc.server import GrpcServer
-from slipstream_kernels.device_queue import HEADER_WORDS, PARITIES
+from slipstream_kernels.device_queue import HEADER_WORDS, PARITIES, RESULT_WORDS, queue_bytes, queue_sides
 from slipstream_kernels.draft_protocol.follow import Follow
-from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
-from slipstream_kernels.draft_protocol.records import Reply
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound, EnqueueRequest
+from slipstream_kernels.draft_protocol.records import Reply, Stamp
+from slipstream_kernels.ipc.device_memory import DATA_OFFSET
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS
 from slipstream_kernels.token_tree import MAX_ROWS
 from support.answering_drafter import NOBODYS, ROWS, VOCAB, Drafter
@@ -41,12 +42,12 @@ from verify_service.core.engine_config import EngineConfig
 from verify_service.core.request import GenerationRequest, RequestKey
 from verify_service.draft_link import device_queue
 from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.device_queue import DeviceQueue
+from verify_service.draft_link.device_queue import DeviceQueue, QueuedRound
 from verify_service.draft_link.draft_link import DraftLink
 from verify_service.draft_link.draft_servicer import SERVICE, DraftLinkServicer
 from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
-from verify_service.hidden_states.device_ring_pool import DeviceRingPool
+from verify_service.hidden_states.device_ring_pool import DeviceRingPool, QueueMemory
 
 TOKENS, HIDDEN, DEADLINE = 24, 128, 1.0
 CONFIG = EngineConfig(
@@ -363,3 +364,26 @@ def test_where_there_is_no_queue_the_host_is_between_pass_and_draft(
         assert_equal(runner.run(work[0], 0), work[1])
         assert runner.loop.state().accepted_tokens > 20
     assert drafter.behind == 0
+
+
+def test_trees_that_nobody_has_read_yet_outlive_those_taken_behind_them() -> None:
+    memory = QueueMemory(HostMemory().allocate(DATA_OFFSET + queue_bytes(2)), b"", 2)
+    queue = DeviceQueue(memory, VOCAB)
+    results = DevicePassResult(torch.zeros(2, RESULT_WORDS, dtype=torch.int32), torch.zeros(0), None)
+    rounds: list[QueuedRound] = []
+    for number in (1, 2):
+        stamps = [Stamp(1, slot, 7, 10 * number, 5) for slot in range(2)]
+        asked = [EnqueueRequest(stamp, row, 1, 0, 4, 3) for row, stamp in enumerate(stamps)]
+        drafted = queue.follow(asked, results, 1.0, lambda _: True).trees[0].trees
+        assert isinstance(drafted, QueuedRound)
+        side = queue_sides(memory.block.numbers(), 2)[number % PARITIES]
+        header = torch.tensor([[number, slot, 7, 10 * number, 5] for slot in range(2)])
+        side.trees[:, :5] = header
+        side.trees[:, HEADER_WORDS] = torch.tensor([10, 11]) * number
+        side.trees[:, HEADER_WORDS + PARENTS] = -1
+        side.trees[:, HEADER_WORDS + COUNT] = 1
+        side.drafted.fill_(number)
+        assert drafted.queue()[:, 0].tolist() == [10 * number, 11 * number]
+        rounds.append(drafted)
+    for number, drafted in enumerate(rounds, 1):
+        assert [drafted.read(row).token_ids for row in range(2)] == [(10 * number,), (11 * number,)]
