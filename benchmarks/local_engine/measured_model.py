@@ -138,11 +138,11 @@ class MeasuredModel(GpuModel):
         self.wait()
         return float(start.elapsed_time(end)) / repeats
 
-    def _send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
+    def _send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, *, chooses: bool = False) -> None:
         times = self.times
         if times is not None:
             times.begin(drafted=plan.has_trees)
-        super()._send(bucket, plan, buffer)
+        super()._send(bucket, plan, buffer, chooses=chooses)
         if times is not None:
             times.mark()
 

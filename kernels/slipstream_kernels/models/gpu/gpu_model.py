@@ -19,6 +19,7 @@ from slipstream_kernels.models.checkpoint.served_config import served_config
 from slipstream_kernels.models.gpu.batch.buckets import Bucket, bucket_of, buckets_of
 from slipstream_kernels.models.gpu.batch.device_plan import PlanLayouts
 from slipstream_kernels.models.gpu.batch.limits import GpuLimits
+from slipstream_kernels.models.gpu.batch.outcome_plan import may_select
 from slipstream_kernels.models.gpu.batch.pass_plan import Int32, PassPlan
 from slipstream_kernels.models.gpu.batch.request_tables import RequestTables
 from slipstream_kernels.models.gpu.forward.adapters import GpuAdapters
@@ -293,13 +294,12 @@ class GpuModel:
         bucket = bucket._replace(boundaries=self._boundaries, adapters=has_adapters)
         buffer = self._host.take()
         with self._on_stream():
-            while self._readers:
-                torch.cuda.current_stream(self._device).wait_event(self._readers.pop())
+            while self._readers and self._stream is not None:
+                self._stream.wait_event(self._readers.pop())
             for earlier in self._recent:
                 earlier.on_next_launch()  # in front of what waits for a draft
-            self._send(bucket, plan, buffer)
+            self._send(bucket, plan, buffer, chooses=len(plan.choices) > 0)
             if len(plan.choices):
-                self._outcome_selector.send(bucket, plan, buffer)
                 if plan.trees is not None:
                     self._outcome_selector.hand(bucket, plan.trees.queue())
                 self._outcome_selector.run(bucket)
@@ -379,17 +379,16 @@ class GpuModel:
 
     def _prepare(self, bucket: Bucket) -> None:
         """Put a plan of nothing but padding on the device."""
-        buffer = self._host.take()
-        self._send(bucket, PassPlan.empty(), buffer)
-        self._outcome_selector.send(bucket, PassPlan.empty(), buffer)
+        self._send(bucket, PassPlan.empty(), self._host.take(), chooses=may_select(bucket))
 
-    def _send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
-        """Queue the copy of a plan, and of the changes noted since the last one, to the device."""
+    def _send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer, *, chooses: bool = False) -> None:
+        """Queue the copy of a plan, its choices where it `chooses`, and the changes noted since the last one."""
         layout = self._layout(bucket)
         layout.pack(plan, self._tables.take_changes(layout.most_updates), buffer.words)
+        end = layout.pack_choices(plan, buffer.words) if chooses else layout.words
         if self._plain is not None and not bucket.has_trees:
             self._plain.plan(bucket.without_states, plan)
-        memory, on_device = buffer.part(layout.words, self._plan)
+        memory, on_device = buffer.part(end, self._plan)
         on_device.copy_(memory, non_blocking=True)
 
     def _receive(

@@ -9,10 +9,8 @@ import torch
 from slipstream_kernels.models.gpu.batch.buckets import Bucket
 from slipstream_kernels.models.gpu.batch.device_plan import PlanLayout
 from slipstream_kernels.models.gpu.batch.outcome_plan import OutcomeArrays, may_select
-from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.forward.gpu_forward import GpuForward
 from slipstream_kernels.models.gpu.graph.graph_runner import GraphRunner
-from slipstream_kernels.models.gpu.graph.pinned_buffers import PinnedBuffer
 from slipstream_kernels.ops.gpu.draft_trees import TREE_WIDTH
 
 
@@ -41,16 +39,8 @@ class OutcomeSelector:
             prepare(able[0])
             self._hand_nothing(able[0])
 
-    def send(self, bucket: Bucket, plan: PassPlan, buffer: PinnedBuffer) -> None:
-        """Queue the copy of the choices to the device; where there cannot be any, nothing."""
-        layout = self._layout(bucket).choices
-        if layout is not None:
-            layout.pack(plan, buffer.words)
-            memory, on_device = buffer.part(layout.sent_end, self._plan, layout.first)
-            on_device.copy_(memory, non_blocking=True)
-
     def hand(self, bucket: Bucket, trees: torch.Tensor) -> None:
-        """Queue, between that copy and the choice, what brings the trees that are drafted on the device."""
+        """Queue, between the copy of a plan and the choice, what brings the trees that are drafted on the device."""
         bucket = bucket.without_states
         choices = self._choices.get(bucket)
         if choices is None:

@@ -164,6 +164,12 @@ class PlanLayout:
             words,
         )
 
+    def pack_choices(self, plan: PassPlan, words: Int32) -> int:
+        """Fill the choices behind these arrays, which only passes with trees have; return their end."""
+        assert self.choices is not None, "passes without trees have no choices"
+        self.choices.pack(plan, words)
+        return self.choices.sent_end
+
 
 @cache
 def _splits_of(blocks: int) -> Int32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ class RequestTables:
         self._copy = np.full(self._first_adapter_word + lines, -1, np.int32)
         self._copy[self._first_page_word : self._first_adapter_word] = 0
         self._copy[: self._first_page_word] = np.tile(pack_line(), lines)
-        self._changed: list[Int32] = []
+        self._changed: list[range] = []
         self.words = torch.from_numpy(self._copy).to(device, copy=True)
         self.page_table = self.words[self._first_page_word : self._first_adapter_word].view(lines, pages)
         """int32 [lines, pages]"""
@@ -76,7 +77,7 @@ class RequestTables:
         """See `GpuModel.set_line`."""
         first = line * FIELDS
         self._copy[first : first + FIELDS] = packed_params
-        self._changed.append(np.arange(first, first + FIELDS, dtype=np.int32))
+        self._changed.append(range(first, first + FIELDS))
         tables, vocab_size = self.sampling, self.sampling.bias.shape[1]
         flags = int(packed_params[FLAGS])
         if flags & (HAS_PENALTIES | HAS_MIN_TOKENS):
@@ -98,7 +99,7 @@ class RequestTables:
         place = self._first_adapter_word + line
         if self._copy[place] != slot:
             self._copy[place] = slot
-            self._changed.append(np.array([place], np.int32))
+            self._changed.append(range(place, place + 1))
 
     def has_adapters(self, lines: Int32) -> bool:
         """Whether any of these lines has one."""
@@ -110,23 +111,27 @@ class RequestTables:
             raise ValueError(f"pages {start} to {start + len(pages)} of a line, which has {self._pages}")
         first = self._first_page_word + line * self._pages + start
         self._copy[first : first + len(pages)] = pages
-        self._changed.append(np.arange(first, first + len(pages), dtype=np.int32))
+        self._changed.append(range(first, first + len(pages)))
 
     def take_changes(self, most: int) -> Int32:
         """Words of indices noted since the last call, int32 [n, 2]. More than `most` are uploaded at once instead."""
         if not self._changed:
             return _NO_CHANGES
-        indices = self._changed[0] if len(self._changed) == 1 else np.concatenate(self._changed)
-        if len(indices) > most:
+        count = sum(map(len, self._changed))
+        if count > most:
             self._upload_changes()
-            indices = indices[:0]
+            return _NO_CHANGES
+        updates = np.empty((count, 2), np.int32)
+        updates[:, 0] = indices = np.fromiter(chain.from_iterable(self._changed), np.int32, count)
+        updates[:, 1] = self._copy[indices]
         self._changed.clear()
-        return np.stack([indices, self._copy[indices]], axis=1)
+        return updates
 
     def _upload_changes(self) -> None:
-        for indices in self._changed:
-            if len(indices):
-                _upload(self.words[indices[0] : indices[-1] + 1], self._copy[indices])
+        for words in self._changed:
+            if words:
+                _upload(self.words[words.start : words.stop], self._copy[words.start : words.stop])
+        self._changed.clear()
 
 
 def _ids(ids: Sequence[int] | None) -> npt.NDArray[np.int64]:

@@ -44,13 +44,13 @@ class PinnedBuffer:
     """int64 [rows, any], room for the tables of what is copied"""
     ticket: PassHandle | None = None
     """Of the last pass."""
-    parts: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def part(self, end: int, target: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def part(self, end: int, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Words of the plan, and the same of `target`, int32 [end or more], which is the same at every call."""
-        if (first, end) not in self.parts:
-            self.parts[first, end] = self.plan[first:end], target[first:end]
-        return self.parts[first, end]
+        if end not in self.parts:
+            self.parts[end] = self.plan[:end], target[:end]
+        return self.parts[end]
 
     def receive(self, source: PassBuffers, items: int) -> torch.Tensor:
         """Queue the copy of what a pass says to the host; returns its results on the device, [items, RESULT_WIDTH]."""
