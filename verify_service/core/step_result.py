@@ -14,6 +14,9 @@ from verify_service.hidden_states.device_ring import RingSlice
 if TYPE_CHECKING:
     import torch
 
+Routes = Mapping[ScheduledRequest, tuple[RingSlice, ...]]
+"""Where states of a step's items go on the device."""
+
 
 class StepTimes(NamedTuple):
     """Seconds by an engine's clock: that it idled for before a step, since the one before; that the step took it."""
@@ -62,4 +65,4 @@ class DeviceStepResult(NamedTuple):
 
     results: torch.Tensor
     ready: torch.cuda.Event | None
-    routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]
+    routes: Routes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from verify_service.core.draft_source import DraftSource, StateChunk, StateSpan
@@ -74,10 +75,9 @@ class HiddenStateCapture:
                 _log.exception("states cannot be captured at boundaries %s", list(captured))
 
     def direct(self, items: Sequence[ScheduledRequest]) -> None:
-        """Settle where the states of the next step go, of these items with their trees."""
-        routes = self._routes(items) if self._captured else {}
-        if routes:
-            self._engine.direct(routes)
+        """Have the next step settle where its states go, of these items with their trees, once it is under way."""
+        if self._captured:
+            self._engine.direct(partial(self._routes, items))
 
     def take(
         self, step: Step, live: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]

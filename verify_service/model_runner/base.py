@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slipstream.generation_types import PositionLogprobs
@@ -11,8 +11,7 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
-from verify_service.core.step_result import DeviceStepResult, StepHandle, StepTimes, VerifyResult
-from verify_service.hidden_states.device_ring import RingSlice
+from verify_service.core.step_result import DeviceStepResult, Routes, StepHandle, StepTimes, VerifyResult
 from verify_service.model_runner.captured_states import CapturedStates
 
 if TYPE_CHECKING:
@@ -77,10 +76,10 @@ class ModelRunner(Protocol[L]):
         """
         ...
 
-    def direct(self, routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]) -> None:
+    def direct(self, routes: Callable[[], Routes]) -> None:
         """Where the next step launched puts states of its items on the device, beside keeping them for `states`.
 
-        Of each item's tokens, then of its accepted nodes.
+        Of each item's tokens, then of its accepted nodes. Asked once, as soon as the step is under way.
         """
         ...
 

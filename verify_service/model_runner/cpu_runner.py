@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,10 +28,9 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores, next_tokens
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
-from verify_service.core.step_result import StepHandle, VerifyResult
+from verify_service.core.step_result import Routes, StepHandle, VerifyResult
 from verify_service.grammar.matcher import Words
 from verify_service.grammar.together import Together
-from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates, places_of
 from verify_service.model_runner.constrained_path import ConstrainedPath, MaskedRow, decide
@@ -143,8 +142,8 @@ class CpuModelRunner:
     def prepare(self) -> bool:
         return False
 
-    def direct(self, routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]) -> None:
-        assert not routes, "there is no device to put states on"
+    def direct(self, routes: Callable[[], Routes]) -> None:
+        assert not routes(), "there is no device to put states on"
 
     def states(self, launched: CpuStepHandle) -> CapturedStates | None:
         return launched.states

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,8 +23,7 @@ from verify_service.core.grammar_seconds import GrammarSeconds
 from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
-from verify_service.core.step_result import DeviceStepResult, StepHandle, StepTimes, VerifyResult
-from verify_service.hidden_states.device_ring import RingSlice
+from verify_service.core.step_result import DeviceStepResult, Routes, StepHandle, StepTimes, VerifyResult
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates
 from verify_service.model_runner.device_trees import not_on_host, read_tree
@@ -53,7 +52,7 @@ class GpuStepHandle(StepHandle):
     ticket: PassHandle
     items: Sequence[ScheduledRequest]
     boundaries: tuple[int, ...] = ()
-    routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = field(default_factory=dict)
+    routes: Routes = field(default_factory=dict)
     ahead: MasksAhead | None = None
     """Masks of the step, where a request of it has a grammar."""
     packed: bool = False
@@ -78,7 +77,7 @@ class GpuModelRunner:
         self._page_table = page_table
         self._rows = GpuBatchBuilder(page_table, config.page_size, model.first_scratch_slot)
         self._boundaries: tuple[int, ...] = ()
-        self._routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]] = {}
+        self._routes: Callable[[], Routes] = _nowhere
         self._places: dict[RequestState, int] = {}
         self._constraint = GpuConstraint(model, self.begin)
 
@@ -147,16 +146,18 @@ class GpuModelRunner:
     def prepare(self) -> bool:
         return self._model.capture_next()
 
-    def direct(self, routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]]) -> None:
-        # Where a capture failed, the one before it is still in force.
-        captured = set(self._boundaries)
-        wanted = {span.boundaries for spans in routes.values() for span in spans}
+    def direct(self, routes: Callable[[], Routes]) -> None:
+        self._routes = routes
+
+    def _settled(self, routes: Callable[[], Routes]) -> Routes:
+        """Where states go. Where a capture failed, the one before it is still in force."""
+        captured, settled = set(self._boundaries), routes()
+        wanted = {span.boundaries for spans in settled.values() for span in spans}
         if all(captured.issuperset(boundaries) for boundaries in wanted):
-            self._routes = routes
-            return
-        self._routes = {
+            return settled
+        return {
             item: tuple(span for span in spans if captured.issuperset(span.boundaries))
-            for item, spans in routes.items()
+            for item, spans in settled.items()
         }
 
     def states(self, launched: GpuStepHandle) -> CapturedStates | None:
@@ -173,12 +174,12 @@ class GpuModelRunner:
     def launch(self, items: Sequence[ScheduledRequest]) -> GpuStepHandle:
         for line, start, pages in self._page_table.take_changes():
             self._model.set_pages(line, start, pages)
-        routes, self._routes = self._routes, {}
+        directed, self._routes = self._routes, _nowhere
+        routes = cache(partial(self._settled, directed))
         self._know(items)
         plan, deciding = self._rows.build(items, self._places)
         if scored := [item for item in items if item.scored]:
             plan.scored = self._rows.scored(items, scored)
-        first_rows = plan.deciding[:, 0].tolist()
         packed = plan.has_trees and not len(plan.prefills)
         ahead = self._constraint.masks_for(deciding)
         again = self._constraint.decides_again(ahead)
@@ -189,7 +190,8 @@ class GpuModelRunner:
         if ahead is not None:
             ahead.launched_at = time.perf_counter()
         self._places = {item.state: place for place, item in enumerate(deciding)}
-        return GpuStepHandle(deciding, first_rows, ticket, items, self._boundaries, routes, ahead=ahead, packed=packed)
+        first_rows, boundaries = plan.deciding[:, 0].tolist(), self._boundaries
+        return GpuStepHandle(deciding, first_rows, ticket, items, boundaries, routes(), ahead=ahead, packed=packed)
 
     def begin_masks(self, launched: GpuStepHandle) -> None:
         if launched.ahead is not None:
@@ -272,11 +274,12 @@ class GpuModelRunner:
     def _copies(
         self,
         items: Sequence[ScheduledRequest],
-        routes: Mapping[ScheduledRequest, tuple[RingSlice, ...]],
+        settled: Callable[[], Routes],
         *,
         packed: bool,
     ) -> HiddenStateCopies:
         """What becomes of a pass's states: to the rings of drafters, and to the host what may be committed."""
+        routes = settled()
         if not (routes or packed):
             return no_copies()
         planned = self._rows.planned_rows(items)
@@ -316,6 +319,10 @@ class GpuModelRunner:
             launched.logprobs[decision.first_row] = logprob_entries(
                 chosen[start:end], values[start:end], ranks[start:end], ids[start:end, :top], logs[start:end, :top]
             )
+
+
+def _nowhere() -> Routes:
+    return {}
 
 
 def _rows_of(ticket: PassHandle) -> Bits:
