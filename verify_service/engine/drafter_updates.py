@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from verify_service.core.request import RequestKey
 from verify_service.core.request_state import RequestState
-from verify_service.engine.hidden_state_capture import HiddenStateCapture
-from verify_service.hidden_states.rows import HiddenStateRows
+from verify_service.engine.hidden_state_capture import HiddenStateCapture, States
 from verify_service.speculation.controller import SpeculationController
 
 Progress = Sequence[tuple[RequestState, tuple[int, ...]]]
@@ -20,9 +18,9 @@ class DrafterUpdates:
     def __init__(self, speculation: SpeculationController, features: HiddenStateCapture) -> None:
         self._speculation = speculation
         self._features = features
-        self._unsent: tuple[Progress, Mapping[RequestKey, HiddenStateRows]] | None = None
+        self._unsent: tuple[Progress, Callable[[], States]] | None = None
 
-    def put(self, progressed: Progress, features: Mapping[RequestKey, HiddenStateRows]) -> None:
+    def put(self, progressed: Progress, features: Callable[[], States]) -> None:
         """Take in what a step has added. What was put before has been sent."""
         self._unsent = progressed, features
 
@@ -33,6 +31,6 @@ class DrafterUpdates:
         (progressed, features), self._unsent = self._unsent, None
         going_on = [entry for entry in progressed if not entry[0].finished]
         try:
-            self._speculation.send_commits(going_on, running, features, launched=launched)
+            self._speculation.send_commits(going_on, running, features(), launched=launched)
         finally:
             self._features.keep()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from verify_service.core.draft_source import DraftSource, StateChunk, StateSpan
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 LINGER_SECONDS = 30.0
 """How long states are captured that nobody asks for any more: a drafter that died is mostly back by then."""
+
+States = Mapping[RequestKey, HiddenStateRows]
 
 
 class HiddenStateCapture:
@@ -54,6 +56,8 @@ class HiddenStateCapture:
         self._held_single: dict[RequestState, tuple[int, int]] = {}
         """Of requests that decode and that no drafter hears of: the position and the row in `_step_states`."""
         self._step_states: CapturedStates | None = None
+        self._untaken: Callable[[], States] = _nothing
+        """Takes what the last step has captured, if that is yet to be done."""
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -65,6 +69,7 @@ class HiddenStateCapture:
         boundaries = self._settled()
         captured = boundaries if self._always or not self._source.paused() else ()
         if (boundaries, captured) != (self._boundaries, self._captured):
+            self._take_all()
             kept, self._boundaries, self._captured = self._boundaries, boundaries, captured
             try:
                 self._engine.capture(captured)
@@ -81,25 +86,38 @@ class HiddenStateCapture:
 
     def take(
         self, step: Step, live: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]
-    ) -> dict[RequestKey, HiddenStateRows]:
+    ) -> Callable[[], States]:
         """Keep what a decided step has captured, and tell of the states of prompts; before the step's tokens are known.
 
-        `live` and `deciding` are those of its items whose requests go on. Returns the states of each root and of the
-        nodes accepted below it, which predicted what was decided. Whatever fails here, the step goes on.
+        `live` and `deciding` are those of its items whose requests go on. What is returned tells the states of each
+        root and of the nodes accepted below it, which predicted what was decided; without prompts all is done as it is
+        asked, or before anything changes that it depends on. Whatever fails here, the step goes on.
         """
         self._held.clear()
         self._held_single.clear()
+        self._untaken = taken = cache(partial(self._taken, step, live, deciding))
+        if len(deciding) < len(live) or any(item.count > 1 for item in live):
+            self._take_all()
+        return taken
+
+    def _taken(self, step: Step, live: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]) -> States:
         try:
             return self._take(step, live, deciding)
         except Exception:  # noqa: BLE001 - states may cost speed and nothing else
             _log.exception("a step's states are lost")
             return {}
 
+    def _take_all(self) -> None:
+        """Nothing of a step is left to be taken."""
+        untaken, self._untaken = self._untaken, _nothing
+        untaken()
+
     def keep(self, only: RequestState | None = None) -> None:
         """Store what the last step taken has computed: of all requests that go on, or of one that is about to end.
 
         So drafters need not wait for it. To be called before any page changes hands.
         """
+        self._take_all()
         try:
             self._keep_single(only)
             held = [item for item in self._held if only is None or item.state is only]
@@ -115,9 +133,7 @@ class HiddenStateCapture:
         """What is kept of a request."""
         return _History(self._store, state)
 
-    def _take(
-        self, step: Step, live: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]
-    ) -> dict[RequestKey, HiddenStateRows]:
+    def _take(self, step: Step, live: Sequence[ScheduledRequest], deciding: Sequence[ScheduledRequest]) -> States:
         states = self._engine.states(step.launched)
         if states is None:
             return {}
@@ -184,6 +200,10 @@ class HiddenStateCapture:
             return self._boundaries
         self._asked_at = now
         return tuple(sorted(asked))
+
+
+def _nothing() -> States:
+    return {}
 
 
 def _is_told(item: ScheduledRequest) -> bool:

@@ -5,7 +5,7 @@ What it gets is compared, bit for bit, with the states of the same text computed
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +25,7 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle
 from verify_service.draft_link.slots.state_feed import StateFeed
 from verify_service.engine import hidden_state_capture as module
-from verify_service.engine.hidden_state_capture import HiddenStateCapture
+from verify_service.engine.hidden_state_capture import HiddenStateCapture, States
 from verify_service.engine.step_queue import Step
 from verify_service.hidden_states.device_ring import DeviceRing, RingSlice
 from verify_service.hidden_states.rows import HiddenStateHistory, HiddenStateRows
@@ -279,13 +279,15 @@ def test_nothing_is_captured_for_drafters_that_hang_and_what_is_kept_stays() -> 
 
 
 class Recorder:
-    """An engine that notes what it is to capture, and has the states of one step."""
+    """An engine that notes what it is to capture, and has the states of one step. `asked`: how often for these."""
 
     def __init__(self) -> None:
         self.captured: list[tuple[int, ...]] = []
         self.step: CapturedStates | None = None
+        self.asked = 0
 
     def states(self, launched: StepHandle) -> CapturedStates | None:
+        self.asked += 1
         return self.step
 
     def capture(self, boundaries: tuple[int, ...]) -> None:
@@ -343,3 +345,34 @@ def test_what_a_step_captured_for_others_is_not_kept() -> None:
     same = kept((2,), (2,))
     assert same is not None
     assert same.rows.tolist() == [[7] * 8]
+
+
+def test_states_that_no_prompt_waits_for_are_taken_once_they_are_asked_for() -> None:
+    engine, taker = Recorder(), Taker(RandomTrees(8), (2,))
+    features = HiddenStateCapture(engine, HiddenStateStore(num_pages=4, page_size=4, hidden_size=8, limit=1024), taker)
+    features.prepare()
+    state = admitted(EngineConfig(num_pages=8), range(10, 14))
+    state.kv.num_computed_tokens = 3
+    root = ScheduledRequest(state, 1)
+    state.kv.num_computed_tokens = 2
+    part, prompt = ScheduledRequest(state, 1), ScheduledRequest(state, 2)
+
+    def asked_by(item: ScheduledRequest, *calls: Callable[[Callable[[], States]], object]) -> list[int]:
+        """How often the engine was asked for states in all: when they were to be taken, and after each call."""
+        engine.asked = 0
+        taken = features.take(Step([item], StepHandle([item]), 0.0), [item], [item] if item.decides else [])
+        counts = [engine.asked]
+        for call in calls:
+            call(taken)
+            counts.append(engine.asked)
+        return counts
+
+    def keep(_: object) -> None:
+        features.keep()
+
+    assert asked_by(root, lambda taken: taken(), keep) == [0, 1, 1]
+    assert asked_by(root, keep, lambda taken: taken()) == [0, 1, 1]
+    assert asked_by(root, lambda _: features.keep(state), keep) == [0, 1, 1]
+    assert asked_by(part) == asked_by(prompt) == [1]
+    taker.wanted = (2, 5)
+    assert asked_by(root, lambda _: features.prepare()) == [0, 1], "before the memory changes"
