@@ -19,9 +19,10 @@ import torch
 
 from benchmarks.host_cost.forms import facts_of, linked
 from benchmarks.host_cost.parts import DRAFT_THREAD, LOOP_THREAD, Calls, split_by_part
-from benchmarks.host_cost.silent_device import PROPOSER, silence, silent_head, silent_model
+from benchmarks.host_cost.silent_device import PROPOSER, SilentModel, silence, silent_head, silent_model
 from benchmarks.local_engine.local_loop import EngineConfig, Job, LocalLoop, local_loop
 from draft_service.worker.session_table import SessionTable
+from slipstream_kernels.models.gpu.graph.pass_handle import PassHandle
 from verify_service.engine.step_queue import StepQueue
 
 PROMPT_TOKENS = 64
@@ -34,9 +35,10 @@ YOUNG_OBJECTS = 20_000
 class HostCost:
     """Milliseconds of processor time a round, and calls of functions a request and round.
 
-    loop, critical: of the loop's thread, the whole round and from a step's results to the next launch; medians, and
-    `loop_least` the 10th percentile. draft: of the draft service's thread. parts: by thread and part. functions: calls
-    of each function a round. tokens: what a round brings a request on average, the same in runs that can be compared.
+    loop, critical: of the loop's thread, the whole round and from a step's results until the device has the next pass;
+    medians, and `loop_least` the 10th percentile. draft: of the draft service's thread. parts: by thread and part.
+    functions: calls of each function a round. tokens: what a round brings a request on average, the same in runs that
+    can be compared.
     """
 
     form: str
@@ -63,6 +65,11 @@ class _Watch:
     decided_at: float = 0.0
     begun_at: float = 0.0
 
+    def queued(self) -> None:
+        """The device has a pass."""
+        if self.phase == "time" and self.begun_at:
+            self.critical.append(1e3 * (time.thread_time() - self.decided_at))
+
     def launched(self) -> None:
         """A step has been launched."""
         now = time.thread_time()
@@ -70,7 +77,6 @@ class _Watch:
             self.rounds += 1
             if self.begun_at:
                 self.loop.append(1e3 * (now - self.begun_at))
-                self.critical.append(1e3 * (now - self.decided_at))
             self.begun_at = now
         elif self.phase == "split":
             self.rounds += 1
@@ -173,17 +179,24 @@ def _thread_seconds(name: str) -> float:
 @contextmanager
 def _watched(watch: _Watch) -> Iterator[None]:
     """Tell the watch of rounds."""
-    launch, decide, asked = StepQueue.launch, StepQueue.decide, SessionTable.wanted
+    launch, results, asked = StepQueue.launch, PassHandle.results, SessionTable.wanted
+    receive = SilentModel._receive  # noqa: SLF001 - what follows a pass on the device
 
     def launched(*args: Any, **kwargs: Any) -> None:
         launch(*args, **kwargs)
         watch.launched()
 
-    def decided(*args: Any) -> Any:
+    def received(*args: Any, **kwargs: Any) -> Any:
+        watch.queued()
+        return receive(*args, **kwargs)
+
+    def decided(ticket: PassHandle) -> Any:
+        known = ticket._results is not None  # noqa: SLF001 - whether it was asked before
         try:
-            return decide(*args)
+            return results(ticket)
         finally:
-            watch.decided_at = time.thread_time()
+            if not known:
+                watch.decided_at = time.thread_time()
 
     def wanted(*args: Any, **kwargs: Any) -> Any:
         if watch.phase == "count":
@@ -194,7 +207,8 @@ def _watched(watch: _Watch) -> Iterator[None]:
 
     with (
         mock.patch.object(StepQueue, "launch", launched),
-        mock.patch.object(StepQueue, "decide", decided),
+        mock.patch.object(PassHandle, "results", decided),
+        mock.patch.object(SilentModel, "_receive", received),
         mock.patch.object(SessionTable, "wanted", wanted),
     ):
         yield

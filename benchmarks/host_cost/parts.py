@@ -40,11 +40,11 @@ class Part(NamedTuple):
 PARTS: Final = (
     Part(StepQueue, "decide", "results read"),
     Part(VerifyLoop, "_commit", "tokens committed"),
-    Part(HiddenStateCapture, "take", "states taken"),
+    Part(HiddenStateCapture, "_taken", "states taken"),
     Part(Scheduler, "schedule", "schedule"),
     Part(SpeculationController, "attach_promised", "trees attached"),
     Part(SpeculationController, "attach_trees", "trees attached"),
-    Part(HiddenStateCapture, "direct", "states routed"),
+    Part(HiddenStateCapture, "_routes", "states routed"),
     Part(GpuModelRunner, "launch", "launch"),
     Part(StepQueue, "read_trees", "trees read"),
     Part(VerifyLoop, "_deliver", "outputs"),
