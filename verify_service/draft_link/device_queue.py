@@ -54,6 +54,7 @@ class DeviceQueue:
         pinned, shape = numbers.is_cuda, (PARITIES, rows, ops.TABLE)
         self._host_tables = torch.zeros(shape, dtype=torch.int32, pin_memory=pinned)
         self._tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._takes = [torch.cuda.Event() for _ in range(PARITIES if numbers.is_cuda else 0)]
         self._counter, self._there = (torch.zeros(1, dtype=torch.int32, device=device) for _ in range(2))
         self.trees = torch.zeros(rows, TREE_WIDTH, dtype=torch.int32, device=device)
         self.host_trees = torch.zeros(PARITIES, rows, TREE_WIDTH, dtype=torch.int32, pin_memory=pinned)
@@ -148,7 +149,12 @@ class DeviceQueue:
         wait, op = _TAKES[table.is_cuda]
         wait(side.drafted, number, limit, self._there)
         op(side.trees, self._there, table, self._vocab_size, self.trees[: len(table)])
-        return None if self._stream is None else self._mark(torch.cuda.current_stream(self._stream.device))
+        if self._stream is None:
+            return None
+        event = self._takes[number % PARITIES]
+        event.record(torch.cuda.current_stream(self._stream.device))
+        self.memory.used = event
+        return event
 
     def copy_to_host(self, number: int, rows: int, taken: torch.cuda.Event | None) -> torch.cuda.Event | None:
         """Queue the copy of `trees` to the host, behind that event; the one returned comes once it is made."""
@@ -165,11 +171,10 @@ class DeviceQueue:
 
     def mark(self) -> torch.cuda.Event | None:
         """An event behind what was queued so far on its own stream; the memory is in use until then."""
-        return None if self._stream is None else self._mark(self._stream)
-
-    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        if self._stream is None:
+            return None
         event = torch.cuda.Event()
-        event.record(stream)
+        event.record(self._stream)
         self.memory.used = event
         return event
 
