@@ -97,7 +97,7 @@ from triton.compiler import ASTSource
 from slipstream_kernels.ops.gpu.fp8_linear.fp8_products import _fp8_products as kernel
 from slipstream_kernels.ops.gpu.fp8_linear.fp8_tile import fp8_tile
 
-for rows, outputs, products in ((1, 4096, 1), (40, 28672, 2), (100, 4096, 1), (4096, 4096, 1)):
+for rows, outputs, products in ((1, 4096, 1), (40, 28672, 2), (100, 4096, 1), (512, 6144, 1), (4096, 4096, 1)):
     tile = fp8_tile(rows, outputs)
     constants = dict(
         TOKENS=tile.tokens, OUTPUTS=tile.outputs, CHUNKS=tile.chunks, TOKENS_FIRST=tile.tokens_first, PRODUCTS=products,
@@ -121,4 +121,4 @@ def test_every_tile_has_fp8_instructions_and_room() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-c", COMPILED.replace("\\\\", "\\")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines() == ["k32 f32.e4m3.e4m3 0 True"] * 4, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["k32 f32.e4m3.e4m3 0 True"] * 5, done.stderr[-2000:]
