@@ -80,7 +80,11 @@ class StepTimeModel:
     def seconds(self, requests: int, nodes: int = 0) -> float:
         """Of one pass."""
         in_table = self._up_to(requests, nodes)
-        return float(self._corrected(requests, nodes > 0, in_table[nodes], in_table[0]))
+        plain = float(in_table[0])
+        seconds = self._alone(requests, plain)
+        if nodes:
+            seconds += self._drafted * (float(in_table[nodes]) - plain) + self._trees * plain
+        return seconds
 
     def growth(self, requests: int) -> float:
         """How many times longer a pass of so many requests takes than one of a single request, as measured at first."""
@@ -121,11 +125,14 @@ class StepTimeModel:
 
     def _corrected(self, requests: int, drafted: Bools | bool, in_table: Floats, plain: float) -> Floats:
         """`drafted`: whether the pass of which the table has that has any nodes."""
-        read = requests * self._read * self._token_seconds * self._beyond
-        least = _LEAST_FACTOR * plain
-        alone = max(self._plain * plain + read, least)
-        seconds: Floats = self._drafted * (in_table - plain) + alone + np.multiply(self._trees * plain, drafted)
+        of_any = np.multiply(self._trees * plain, drafted)
+        seconds: Floats = self._drafted * (in_table - plain) + self._alone(requests, plain) + of_any
         return seconds
+
+    def _alone(self, requests: int, plain: float) -> float:
+        """Of a pass without nodes, of which the table has `plain`."""
+        read = requests * self._read * self._token_seconds * self._beyond
+        return max(self._plain * plain + read, _LEAST_FACTOR * plain)
 
     def _seconds_of_a_token(self) -> float:
         """To read a token of context, which is most of what a further request adds; 0 where that was not measured."""

@@ -14,6 +14,8 @@ from slipstream_kernels.models.capture_layers import Bits
 from verify_service.hidden_states.rows import HiddenStateRows
 
 _NONE = np.empty(0, np.int64)
+_FEW_ROWS = 8
+"""Copied without leaving the interpreter to others: to get it back from a thread that serves takes longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +112,11 @@ class HiddenStateStore:
             written[start + low] = True
             if low == size - 1 and written[start : start + size].all():
                 self._full.add(start // size)
-        copy_rows(source, np.array([row for *_, row in kept], np.int64), self._rows, np.array(targets, np.int64))
+        rows = [row for *_, row in kept]
+        if len(rows) <= _FEW_ROWS:
+            self._rows[targets] = source[rows]
+        else:
+            copy_rows(source, np.array(rows, np.int64), self._rows, np.array(targets, np.int64))
 
     def _make_room(self, pages: Sequence[int], first: int, end: int, targets: list[int]) -> None:
         """Add where the rows of these positions go, which count as written."""
