@@ -85,8 +85,9 @@ def rms_norm_cases(rows: int) -> Iterator[Case]:
         rms_norm_reference(x, weight, out, 1e-5)
 
     def with_warps(warps: int) -> Callable[[], None]:
-        fixed = {"HIDDEN": HIDDEN, "TILE": HIDDEN, "CHOSEN": False}
-        return lambda: launch(rms_norm_kernel, (rows,), x, weight, out, x, 1e-5, warps=warps, **fixed)
+        fixed = {"HIDDEN": HIDDEN, "TILE": HIDDEN, "CHOSEN": False, "KEPT": True, "CODED": False}
+        absent = None, None, None
+        return lambda: launch(rms_norm_kernel, (rows,), x, weight, out, *absent, 1e-5, warps=warps, **fixed)
 
     moved = 4 * rows * HIDDEN
     yield Case("rms_norm", f"{rows}", lambda: rms_norm(x, weight, out, 1e-5), twin, (out,), moved)

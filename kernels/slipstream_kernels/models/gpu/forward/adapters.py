@@ -16,6 +16,7 @@ from slipstream_kernels.models.gpu.forward.ops_namespace import Ops
 from slipstream_kernels.models.gpu.forward.packed_layers import LAYERS, shape_of
 from slipstream_kernels.models.gpu.forward.weight_places import part_of
 from slipstream_kernels.models.gpu.ranks.shard import Shard
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_ops import LayerInput
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.lora.expand import ExpandTiles
 from slipstream_kernels.ops.gpu.packed.any_linear import LayerWeight
@@ -127,7 +128,7 @@ class GpuAdapters:
         self,
         index: int,
         name: str,
-        x: torch.Tensor,
+        x: LayerInput,
         weight: LayerWeight,
         out: torch.Tensor,
         rows: AdapterRows,

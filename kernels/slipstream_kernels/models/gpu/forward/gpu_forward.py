@@ -23,6 +23,7 @@ from slipstream_kernels.models.gpu.forward.weights import GpuWeights, LayerWeigh
 from slipstream_kernels.models.gpu.graph.pass_buffers import BufferPool, PassBuffers
 from slipstream_kernels.models.gpu.ranks.rank_group import RankGroup
 from slipstream_kernels.ops.attention_form import AttentionForm
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_ops import InputNorm, LayerInput
 from slipstream_kernels.ops.gpu.lora.adapter_rows import AdapterRows
 from slipstream_kernels.ops.gpu.packed.any_linear import LayerWeight
 from slipstream_kernels.ops.kv_cache.kv_codes import KVRows
@@ -58,6 +59,7 @@ class GpuForward:
         self._positions = positions
         self._attention = config.attention_forms
         self._ops = with_code_room(ops, pool.code_room)
+        self._input_norm = InputNorm(ops.rms_norm, pool.code_room)
         self._group = group
         self._plain = plain
         self._adapters = adapters
@@ -150,29 +152,30 @@ class GpuForward:
     def _layer(
         self, bucket: Bucket, plan: Plan, b: PassBuffers, index: int, layer: LayerWeights, adapted: Adapted
     ) -> None:
-        ops, config = self._ops, self._config
+        ops, config, kept = self._ops, self._config, adapted is not None
+        normed: LayerInput = b.normed
         keys, values = self._kv.of_layer(index)
         if index == 0 or self._weights.norm_behind_experts(index - 1) is None:
-            ops.rms_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps)
+            normed = self._input_norm(b.x, layer.input_norm, b.normed, config.rms_norm_eps, layer.qkv, kept=kept)
         places = plan.positions, plan.write_slots, self._positions.rotary[index]
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": config.rms_norm_eps}
         if adapted is None:
-            ops.rotary_linear(b.normed, layer.qkv, *places, b.qkv, b.q, keys, values, bias=layer.qkv_bias, **norms)
+            ops.rotary_linear(normed, layer.qkv, *places, b.qkv, b.q, keys, values, bias=layer.qkv_bias, **norms)
         else:
             adapters, rows = adapted
-            shrunk = adapters.linear(index, "qkv", b.normed, layer.qkv, b.qkv, rows, ops, bias=layer.qkv_bias)
+            shrunk = adapters.linear(index, "qkv", normed, layer.qkv, b.qkv, rows, ops, bias=layer.qkv_bias)
             ops.expand_rotary(*shrunk, b.qkv, *places, b.q, keys, values, **norms)
         if (factors := self._positions.factors[index]) is not None:
             ops.scale_queries(b.q, plan.positions, factors)
         self._attend(bucket, plan, b, keys, values, self._attention[index], layer.sinks)
         attended = b.attended.flatten(1)
         self._add(attended, layer.o, layer.o_bias, layer.attention_norm, b, (adapted, index, "o"))
-        ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
         if layer.experts is not None:
+            ops.rms_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps)
             self._add_experts(layer.experts, index, layer, plan.write_slots, b)
             return
-        activated = b.activated_of(layer.down.shape[1])
-        self._gate(layer, b, activated, adapted, index)
+        normed = self._input_norm(b.x, layer.post_norm, b.normed, config.rms_norm_eps, layer.gate_up, kept=kept)
+        activated = self._gate(layer, normed, b, adapted, index)
         self._add(activated, layer.down, layer.down_bias, layer.mlp_norm, b, (adapted, index, "down"))
 
     def _linear(
@@ -180,7 +183,7 @@ class GpuForward:
         adapted: Adapted,
         index: int,
         name: str,
-        x: torch.Tensor,
+        x: LayerInput,
         weight: LayerWeight,
         out: torch.Tensor,
         **addends: Any,
@@ -215,23 +218,26 @@ class GpuForward:
         self._group.all_gather(b.parts, b.part)
         ops.rank_sum(b.parts, b.x, b.x)
 
-    def _gate(self, layer: LayerWeights, b: PassBuffers, activated: torch.Tensor, adapted: Adapted, index: int) -> None:
+    def _gate(self, layer: LayerWeights, x: LayerInput, b: PassBuffers, adapted: Adapted, index: int) -> torch.Tensor:
         """The gate is applied to float32 sums: by the layer itself, or, where adapters add to these, behind it."""
-        ops, gelu = self._ops, self._config.form.activation == "gelu_tanh"
+        ops, gelu, activated = (
+            self._ops,
+            self._config.form.activation == "gelu_tanh",
+            b.activated_of(layer.down.shape[1]),
+        )
         if layer.gate_up_bias is None and not gelu and adapted is None:
-            ops.gated_linear(b.normed, layer.gate_up, activated)
-            return
-        gate_up = b.gate_up_of(layer.gate_up.shape[0])
+            ops.gated_linear(x, layer.gate_up, activated)
+            return activated
+        gate_up, bias = b.gate_up_of(layer.gate_up.shape[0]), layer.gate_up_bias
         if adapted is not None and not gelu:
             adapters, rows = adapted
-            shrunk = adapters.linear(
-                index, "gate_up", b.normed, layer.gate_up, gate_up, rows, ops, bias=layer.gate_up_bias
-            )
+            shrunk = adapters.linear(index, "gate_up", x, layer.gate_up, gate_up, rows, ops, bias=bias)
             ops.expand_gate(*shrunk, gate_up, activated)
-            return
-        self._linear(adapted, index, "gate_up", b.normed, layer.gate_up, gate_up, bias=layer.gate_up_bias)
+            return activated
+        self._linear(adapted, index, "gate_up", x, layer.gate_up, gate_up, bias=bias)
         gate = ops.gelu_mul if gelu else ops.silu_mul
         gate(gate_up, activated)
+        return activated
 
     def _attend(
         self,

@@ -36,7 +36,7 @@ from slipstream_kernels.ops.gpu import (
     word_updates,
 )
 from slipstream_kernels.ops.gpu.experts import combine_experts, count_awake, expert_linear, group_rows, route_experts
-from slipstream_kernels.ops.gpu.fp8_linear.fp8_ops import CodeRoom, Fp8Linear, by_weight
+from slipstream_kernels.ops.gpu.fp8_linear.fp8_ops import CodeRoom, Fp8Linear, by_weight, on_rows
 from slipstream_kernels.ops.gpu.fp8_linear.fp8_products import fp8_products, fp8_products_reference
 from slipstream_kernels.ops.gpu.fp8_linear.quantise_rows import quantise_rows, quantise_rows_reference
 from slipstream_kernels.ops.gpu.library_linear import LibraryGatedLinear, library_linear
@@ -236,12 +236,14 @@ def ops_of_mode(mode: str, device: torch.device, gate_up: torch.Tensor) -> Ops:
 
 
 def with_code_room(ops: Ops, room: CodeRoom | None) -> Ops:
-    """The same, whose linear layers also take an `Fp8Weight`, with activations that are quantised in `room`."""
+    """The same, whose linear layers also take an `Fp8Weight`, with activations that are quantised in `room`, or come in
+    codes.
+    """
     if room is None:
         return ops
     linear_op = Fp8Linear(room, ops.quantise_rows, ops.fp8_products, ops.linear)
     rotary_op = rotary_linear.in_two_steps(linear_op, ops.rotary_write)
-    shrinking_op = shrinking_linear.in_two_steps(linear_op, ops.shrink)
+    shrinking_op = shrinking_linear.in_two_steps(linear_op, on_rows(ops.shrink))
     return replace(
         ops,
         linear=linear_op,

@@ -39,6 +39,44 @@ class CodeRoom:
 
 
 @dataclass(frozen=True, slots=True)
+class CodedRows:
+    """A layer's input: codes uint8 [n, K], scales float32 [n], and the bfloat16 rows [n, K] where they are kept.
+
+    It lies in a room, and holds until another layer's activations are quantised.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    rows: torch.Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+LayerInput = torch.Tensor | CodedRows
+"""Of a layer: coded only where its weight is of e4m3."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputNorm:
+    """`rms_norm` in front of a layer, which quantises as well, to `room`, where that layer's weight is of e4m3."""
+
+    norm: Op
+    room: CodeRoom | None
+
+    def __call__(
+        self, x: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float, weight: Any, *, kept: bool
+    ) -> LayerInput:
+        """The layer's input. `out` is room for bfloat16 rows; `kept`: they are wanted beside codes."""
+        if self.room is None or not isinstance(weight, Fp8Weight):
+            self.norm(x, gain, out, eps)
+            return out
+        coded = CodedRows(*self.room.of(*x.shape), out if kept else None)
+        self.norm(x, gain, coded.rows, eps, codes=coded.codes, scales=coded.scales)
+        return coded
+
+
+@dataclass(frozen=True, slots=True)
 class Fp8Linear:
     """`linear`, or `gated_linear`, of weights of e4m3 by way of `room`; of all others by `other`."""
 
@@ -48,16 +86,29 @@ class Fp8Linear:
     other: Op
     gated: bool = False
 
-    def __call__(self, x: torch.Tensor, weight: Any, out: torch.Tensor, **addends: Any) -> None:
+    def __call__(self, x: LayerInput, weight: Any, out: torch.Tensor, **addends: Any) -> None:
         if not isinstance(weight, Fp8Weight):
             self.other(x, weight, out, **addends)
             return
-        codes, scales = self.room.of(*x.shape)
-        self.quantise(x, codes, scales)
-        self.products(codes, scales, weight, out, gated=self.gated, **addends)
+        coded = x if isinstance(x, CodedRows) else self._coded(x)
+        self.products(coded.codes, coded.scales, weight, out, gated=self.gated, **addends)
+
+    def _coded(self, x: torch.Tensor) -> CodedRows:
+        coded = CodedRows(*self.room.of(*x.shape), x)
+        self.quantise(x, coded.codes, coded.scales)
+        return coded
 
 
-def _chosen(of_fp8: Op, other: Op, x: torch.Tensor, weight: Any, *operands: Any, **more: Any) -> None:
+def _on_rows(op: Op, x: LayerInput, *operands: Any) -> None:
+    op(x.rows if isinstance(x, CodedRows) else x, *operands)
+
+
+def on_rows(op: Op) -> Op:
+    """The op of a layer's input in bfloat16, which is kept."""
+    return partial(_on_rows, op)
+
+
+def _chosen(of_fp8: Op, other: Op, x: LayerInput, weight: Any, *operands: Any, **more: Any) -> None:
     (of_fp8 if isinstance(weight, Fp8Weight) else other)(x, weight, *operands, **more)
 
 

@@ -114,6 +114,20 @@ def test_logits_are_those_of_rounded_activations(tmp_path: Path) -> None:
     assert torch.equal(got, expected)
 
 
+def test_norms_quantise_what_they_make(folder: Path) -> None:
+    """A layer's other two inputs are quantised by themselves."""
+    widths = []
+
+    def counted(x: torch.Tensor, *room: torch.Tensor) -> None:
+        widths.append(x.shape[1])
+        quantise_rows_reference(x, *room)
+
+    model = load(folder, FP8, replace(twins(), quantise_rows=counted))
+    shard = model._weights.shard
+    passes(model)
+    assert widths == [shard.q_size, shard.widest_intermediate] * shard.config.num_layers * 3
+
+
 def test_memory_is_known_beforehand(folder: Path) -> None:
     model = load(folder, FP8, twins())
     weights = model._weights
