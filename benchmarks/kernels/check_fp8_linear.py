@@ -4,9 +4,10 @@
     python -m benchmarks.kernels.check_fp8_linear --small                    # small layers, in the interpreter too
 
 Bits: linear layers of Llama-3.1-8B of 1 to 2,048 rows, the first ones and any, against the same rows of 2,048; every
-tile that is timed; and the scheme of `check_fp8_products`. In the interpreter, whose products depend on their shapes,
-they are compared up to rounding. Times: microseconds of a call, quantising included, in a CUDA graph that goes round
-weights larger than the cache, by each tile. Exits with 1 on a difference.
+tile that is timed; the scheme of `check_fp8_products`; and codes that norms write (`coded_norms`). In the interpreter,
+whose products depend on their shapes, layers are compared up to rounding. Times: microseconds of a call, quantising
+included, in a CUDA graph that goes round weights larger than the cache, by each tile; and of norms that quantise. Exits
+with 1 on a difference.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 from benchmarks.kernels.check_packed import FORMS, random_weight, run, timed
+from benchmarks.kernels.coded_norms import HIDDEN, SMALL_HIDDEN, check_norms, time_norms
 from benchmarks.kernels.fp8_products import Fp8Operands, Scheme, SchemeTile
 from benchmarks.kernels.fp8_products import fp8_products as products_of_scheme
 from benchmarks.kernels.linear_candidates import Layer, layers_8b
@@ -259,7 +261,7 @@ def report(checks: Sequence[dict[str, Any]], times: Sequence[dict[str, Any]]) ->
     for found in checks:
         differing, failed = found["differing"], found["failed"]
         said = f"{found['layer']}: {found['compared']} ways compared, {len(differing)} differ, {len(failed)} failed"
-        print(f"{said}; error of sums {found['error']:.1e}")
+        print(f"{said}; error of sums {found['error']:.1e}" if "error" in found else said)
         for word, lines in (("differs", differing), ("fails", failed)):
             for line in lines[:20]:
                 print(f"  {word}: {line}")
@@ -292,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compile_ahead(cases)
         print(f"compiled: {time.monotonic() - started:.0f} s", flush=True)
     checks = [check(case, counts) for case in cases]
+    checks.append(check_norms(counts, SMALL_HIDDEN if small else HIDDEN, device))
     print(f"bits: {time.monotonic() - started:.0f} s", flush=True)
     times: list[dict[str, Any]] = []
     for rows in () if small else TIMED_ROWS:
@@ -300,14 +303,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"no time for {case.layer.name} of {rows} rows")
                 continue
             times.append(time_layer(case, rows))
+    norms = [time_norms(rows, device) for rows in (() if small else TIMED_ROWS)]
     seconds = round(time.monotonic() - started, 1)
     if options.output:
         content = {
             "machine": gpu_machine(device.type), "seconds": seconds, "checks": checks, "times": times,
-            "passes": passes(times), "layers": [asdict(case.layer) for case in cases],
+            "norms": norms, "passes": passes(times), "layers": [asdict(case.layer) for case in cases],
         }  # fmt: skip
         write_json(options.output, content)
     report(checks, times)
+    if norms:
+        cells = [[each["rows"], *each["microseconds"].values()] for each in norms]
+        print(markdown_table(("us of norms, rows", *norms[0]["microseconds"]), cells))
     print(f"{seconds} s")
     return int(any(found["differing"] for found in checks))
 
