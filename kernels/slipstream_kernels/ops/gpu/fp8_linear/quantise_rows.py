@@ -14,6 +14,12 @@ from slipstream_kernels.ops.kv_cache.kv_codes import encode
 
 _WARP_ELEMENTS = 512
 """Of a row, for a warp: more would not be held in registers."""
+_WIDE, _TILE = 8192, 4096
+"""Elements beyond which a row's program would have a multiprocessor for itself, and of a tile where there are many such
+rows: several programs then share one, and what they read twice is in its cache.
+"""
+_FEW_ROWS = 132
+"""One a multiprocessor."""
 
 
 @triton.jit
@@ -25,16 +31,36 @@ def codes_and_scale(values: tl.tensor) -> Any:
 
 @triton.jit
 def _quantise_rows(
-    x: tl.tensor, codes: tl.tensor, scales: tl.tensor, inputs: int, x_stride: int, WIDTH: tl.constexpr
+    x: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    inputs: int,
+    x_stride: int,
+    TILE: tl.constexpr,
+    WHOLE: tl.constexpr,
 ) -> None:
+    """One row a program: WHOLE in one tile, or in tiles that are read twice."""
     release_next()
     wait_for_previous()
-    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
-    own = columns < inputs
-    values = tl.load(x + row * x_stride + columns, mask=own, other=0.0).to(tl.float32)
-    made, scale = codes_and_scale(values)
-    tl.store(scales + row, scale)
-    tl.store(codes + row * inputs + columns, made, mask=own)
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
+    x += row * x_stride
+    codes += row * inputs
+    if WHOLE:
+        own = columns < inputs
+        made, scale = codes_and_scale(tl.load(x + columns, mask=own, other=0.0).to(tl.float32))
+        tl.store(scales + row, scale)
+        tl.store(codes + columns, made, mask=own)
+    else:
+        largest = tl.zeros((TILE,), tl.int32)
+        for start in range(0, inputs, TILE):
+            values = tl.load(x + start + columns, mask=start + columns < inputs, other=0.0).to(tl.float32)
+            largest = tl.maximum(largest, magnitude_bits(values))
+        exponent = own_exponent(tl.max(largest, 0))
+        tl.store(scales + row, power(exponent))
+        for start in range(0, inputs, TILE):
+            own = start + columns < inputs
+            values = tl.load(x + start + columns, mask=own, other=0.0).to(tl.float32)
+            tl.store(codes + start + columns, codes_of(values, power(254 - exponent)), mask=own)
 
 
 def quantise_rows(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
@@ -46,8 +72,10 @@ def quantise_rows(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) ->
     assert x.stride(1) == 1
     assert codes.is_contiguous()
     width = triton.next_power_of_2(inputs)
-    warps = min(max(width // _WARP_ELEMENTS, 4), 32)
-    launch(_quantise_rows, (rows,), x, codes, scales, inputs, x.stride(0), warps=warps, WIDTH=width)
+    tile = _TILE if width > _WIDE and rows > _FEW_ROWS else width
+    warps = min(max(tile // _WARP_ELEMENTS, 4), 32)
+    strides = inputs, x.stride(0)
+    launch(_quantise_rows, (rows,), x, codes, scales, *strides, warps=warps, TILE=tile, WHOLE=tile == width)
 
 
 def quantise_rows_reference(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:

@@ -26,3 +26,19 @@ def test_rows_of_all_sizes_are_the_twins(device: torch.device, inputs: int) -> N
     kept = codes[0].view(torch.float8_e4m3fn).float() * scales[0]
     assert float((kept - x[0].float()).norm() / x[0].float().norm()) < 0.04
     assert float(codes[0].view(torch.float8_e4m3fn).float().abs().max()) > 224
+
+
+def test_many_wide_rows_are_those_of_few(device: torch.device) -> None:
+    """Also where the largest element is in the last tile, which is not full."""
+    x = torch.randn(133, 8720, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
+    x[0, -1], x[1, 5000], x[2] = 1000, torch.nan, 0
+    (codes, scales), (expected, of_rows) = (
+        (torch.full(x.shape, 9, dtype=torch.uint8, device=device), torch.full((133,), -1.0, device=device))
+        for _ in range(2)
+    )
+    quantise_rows(x, codes, scales)
+    quantise_rows_reference(x, expected, of_rows)
+    assert torch.equal(codes, expected)
+    assert torch.equal(scales, of_rows)
+    quantise_rows(x[:4], expected[:4].fill_(9), of_rows[:4])
+    assert torch.equal(codes[:4], expected[:4])
