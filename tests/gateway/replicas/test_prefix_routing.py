@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from gateway.core.request import ChoiceRequest, Sampling, StepOutput
@@ -28,32 +29,31 @@ class Asker:
         self.services = services
 
     async def ask(self, prompt: list[int], tenant: str = "t", choices: int = 1) -> tuple[str, list[int], int]:
-        """Where a request went, its first choice's tokens, and how many prompt tokens were cached."""
+        """Where a request went, its first choice's tokens, and cached tokens of its prompt, once all have ended."""
         tokens: list[int] = []
         cached: list[int] = []
         places: list[str] = []
-        ended = asyncio.Event()
+        ended = [asyncio.Event() for _ in range(choices)]
 
-        def deliver(output: StepOutput) -> None:
-            tokens.extend(output.token_ids)
-            if output.cached_tokens is not None:
-                cached.append(output.cached_tokens)
+        def deliver(index: int, output: StepOutput) -> None:
+            if index == 0:
+                tokens.extend(output.token_ids)
+                if output.cached_tokens is not None:
+                    cached.append(output.cached_tokens)
             if output.finish_reason is not None:
                 assert output.error is None
-                ended.set()
+                ended[index].set()
 
         sampling = Sampling(temperature=1.0, seed=4, max_tokens=4, ignore_eos=True)
         streams = [
-            ResumableStream(
-                ChoiceRequest(prompt, sampling, tenant=tenant, choice_index=index),
-                deliver if index == 0 else lambda output: None,
-            )
+            ResumableStream(ChoiceRequest(prompt, sampling, tenant=tenant, choice_index=index), partial(deliver, index))
             for index in range(choices)
         ]
         self.client.submit(streams)
         places = [stream.replica.address for stream in streams if stream.replica is not None]
         async with asyncio.timeout(60):
-            await ended.wait()
+            for each in ended:
+                await each.wait()
         assert len(set(places)) == 1
         return places[0], tokens, cached[0]
 
