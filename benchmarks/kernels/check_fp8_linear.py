@@ -27,10 +27,10 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
+from benchmarks.kernels.check_fp8_products.products import Fp8Operands, Scheme, SchemeTile
+from benchmarks.kernels.check_fp8_products.products import fp8_products as products_of_scheme
 from benchmarks.kernels.check_packed import FORMS, random_weight, run, timed
 from benchmarks.kernels.coded_norms import HIDDEN, SMALL_HIDDEN, check_norms, time_norms
-from benchmarks.kernels.fp8_products import Fp8Operands, Scheme, SchemeTile
-from benchmarks.kernels.fp8_products import fp8_products as products_of_scheme
 from benchmarks.kernels.linear_candidates import Layer, layers_8b
 from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from slipstream_kernels.jit.compile_ahead import compiling_ahead

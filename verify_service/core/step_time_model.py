@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,11 +81,7 @@ class StepTimeModel:
     def seconds(self, requests: int, nodes: int = 0) -> float:
         """Of one pass."""
         in_table = self._up_to(requests, nodes)
-        plain = float(in_table[0])
-        seconds = self._alone(requests, plain)
-        if nodes:
-            seconds += self._drafted * (float(in_table[nodes]) - plain) + self._trees * plain
-        return seconds
+        return self._corrected(requests, nodes > 0, float(in_table[nodes]), float(in_table[0]))
 
     def growth(self, requests: int) -> float:
         """How many times longer a pass of so many requests takes than one of a single request, as measured at first."""
@@ -123,16 +120,17 @@ class StepTimeModel:
         """Of a pass without nodes, by how much of what is expected it took longer, or less; once as much at most."""
         return min(seconds / self.seconds(requests), _MOST_OFF) - 1.0
 
-    def _corrected(self, requests: int, drafted: Bools | bool, in_table: Floats, plain: float) -> Floats:
-        """`drafted`: whether the pass of which the table has that has any nodes."""
-        of_any = np.multiply(self._trees * plain, drafted)
-        seconds: Floats = self._drafted * (in_table - plain) + self._alone(requests, plain) + of_any
-        return seconds
+    @overload
+    def _corrected(self, requests: int, drafted: bool, in_table: float, plain: float) -> float: ...
 
-    def _alone(self, requests: int, plain: float) -> float:
-        """Of a pass without nodes, of which the table has `plain`."""
+    @overload
+    def _corrected(self, requests: int, drafted: Bools, in_table: Floats, plain: float) -> Floats: ...
+
+    def _corrected(self, requests: int, drafted: Any, in_table: Any, plain: float) -> Any:
+        """`drafted`: whether the pass of which the table has that has any nodes. One pass takes no arrays."""
         read = requests * self._read * self._token_seconds * self._beyond
-        return max(self._plain * plain + read, _LEAST_FACTOR * plain)
+        alone = max(self._plain * plain + read, _LEAST_FACTOR * plain)
+        return self._drafted * (in_table - plain) + alone + self._trees * plain * drafted
 
     def _seconds_of_a_token(self) -> float:
         """To read a token of context, which is most of what a further request adds; 0 where that was not measured."""

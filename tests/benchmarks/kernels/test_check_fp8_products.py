@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.kernels.check_fp8_products import Found, Judged, check_way, judge, main, verdict
-from benchmarks.kernels.fp8_operands import KINDS, Scene, exact, random_rows
-from benchmarks.kernels.fp8_product_times import BFLOAT16, TimedLayer, passes, time_layer
-from benchmarks.kernels.fp8_products import SCHEMES, Fp8Operands, Scheme, SchemeTile, fp8_products, quantise
+from benchmarks.kernels.check_fp8_products.__main__ import Found, Judged, check_way, judge, main, verdict
+from benchmarks.kernels.check_fp8_products.operands import KINDS, Scene, exact, random_rows
+from benchmarks.kernels.check_fp8_products.product_times import BFLOAT16, TimedLayer, passes, time_layer
+from benchmarks.kernels.check_fp8_products.products import (
+    SCHEMES,
+    Fp8Operands,
+    Scheme,
+    SchemeTile,
+    fp8_products,
+    quantise,
+)
 from benchmarks.kernels.linear_candidates import Layer
 from slipstream_kernels.ops.gpu.gate_up import separate_gate_up
 from slipstream_kernels.ops.kv_cache.kv_codes import encode
@@ -163,8 +170,8 @@ COMPILED = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from benchmarks.kernels.fp8_products import _fp8_products as kernel
-from benchmarks.kernels.fp8_products import instructions
+from benchmarks.kernels.check_fp8_products.products import _fp8_products as kernel
+from benchmarks.kernels.check_fp8_products.products import instructions
 
 for imprecise, first, blocks in ((0, False, False), (32, False, False), (None, False, True), (32, True, False)):
     constants = dict(

@@ -220,11 +220,8 @@ class GpuForward:
 
     def _gate(self, layer: LayerWeights, x: LayerInput, b: PassBuffers, adapted: Adapted, index: int) -> torch.Tensor:
         """The gate is applied to float32 sums: by the layer itself, or, where adapters add to these, behind it."""
-        ops, gelu, activated = (
-            self._ops,
-            self._config.form.activation == "gelu_tanh",
-            b.activated_of(layer.down.shape[1]),
-        )
+        ops, gelu = self._ops, self._config.form.activation == "gelu_tanh"
+        activated = b.activated_of(layer.down.shape[1])
         if layer.gate_up_bias is None and not gelu and adapted is None:
             ops.gated_linear(x, layer.gate_up, activated)
             return activated

@@ -9,8 +9,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.kernels.check_fp8_products.products import (
+    CHUNK,
+    SCHEMES,
+    Fp8Operands,
+    SchemeTile,
+    fp8_products,
+    quantise,
+)
 from benchmarks.kernels.check_packed import FORMS, random_weight, run, timed
-from benchmarks.kernels.fp8_products import CHUNK, SCHEMES, Fp8Operands, SchemeTile, fp8_products, quantise
 from benchmarks.kernels.linear_candidates import Layer
 from slipstream_kernels.ops.gpu.packed.packed_weight import pack
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernels.fp8_products import CHUNK, Fp8Operands
+from benchmarks.kernels.check_fp8_products.products import CHUNK, Fp8Operands
 from slipstream_kernels.ops.kv_cache.kv_codes import LARGEST
 
 KINDS = ("normal", "any code", "cancelling", "subnormal", "largest", "one large")

@@ -3,7 +3,7 @@
     python -m benchmarks.kernels.check_fp8_products --output fp8_products.json   # on a Hopper GPU; two minutes at most
     python -m benchmarks.kernels.check_fp8_products --small                      # small sizes, in the interpreter too
 
-Bits: products of the K of an 8B model's layers by `fp8_products.SCHEMES`, each by tiles of several sizes and both
+Bits: products of the K of an 8B model's layers by `products.SCHEMES`, each by tiles of several sizes and both
 orders of operands, and by the library, which rounds those with scales to bfloat16. Each way's rows alone, among few and
 among many, at their own places and at others, against the same way's rows of the whole; and the ways of one scheme
 against one another. Operands are random and adversarial. Errors: against float64, beside the bfloat16 layer on the same
@@ -28,10 +28,17 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
-from benchmarks.kernels.fp8_operands import KINDS, Scene, exact
-from benchmarks.kernels.fp8_product_times import ROWS as TIMED_ROWS
-from benchmarks.kernels.fp8_product_times import TimedLayer, compile_all, passes, scaled_mm, time_layer
-from benchmarks.kernels.fp8_products import SCHEMES, Fp8Operands, Scheme, SchemeTile, fp8_products, instructions
+from benchmarks.kernels.check_fp8_products.operands import KINDS, Scene, exact
+from benchmarks.kernels.check_fp8_products.product_times import ROWS as TIMED_ROWS
+from benchmarks.kernels.check_fp8_products.product_times import TimedLayer, compile_all, passes, scaled_mm, time_layer
+from benchmarks.kernels.check_fp8_products.products import (
+    SCHEMES,
+    Fp8Operands,
+    Scheme,
+    SchemeTile,
+    fp8_products,
+    instructions,
+)
 from benchmarks.kernels.linear_candidates import layers_8b
 from benchmarks.lib.report import gpu_machine, markdown_table, write_json
 from slipstream_kernels.jit.compile_ahead import compiling_ahead
@@ -324,7 +331,11 @@ def compile_ahead(experiment: Experiment, layers: Sequence[TimedLayer]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels.check_fp8_products",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", type=Path, help="a JSON file")
     parser.add_argument("--small", action="store_true", help="small sizes, whose bits alone are compared")
     parser.add_argument("--seconds", type=float, default=95, help="begin no further layer's times after so long (95)")
