@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import grpc
@@ -24,14 +25,22 @@ BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 HANG_SECONDS = 8
 
 
-@pytest.fixture(scope="module")
-def served(tiny_model, tmp_path_factory):
-    log = tmp_path_factory.mktemp("serve") / "log"
-    limits = ("--resume-seconds", "240", "--drain-seconds", "2", "--max-restarts", str(len(BLOWS) + 1))
-    served = start(tiny_model, ("ngram",), log, *limits, "--hang-seconds", str(HANG_SECONDS))
+LIMITS = ("--resume-seconds", "240", "--drain-seconds", "2")
+
+
+@contextmanager
+def serve(model, log, *arguments):
+    served = start(model, ("ngram",), log, *LIMITS, *arguments)
     with served.process:
         yield served
         served.process.terminate()
+
+
+@pytest.fixture
+def served(tiny_model, tmp_path):
+    limits = ("--max-restarts", str(len(BLOWS) + 1), "--hang-seconds", str(HANG_SECONDS))
+    with serve(tiny_model, tmp_path / "log", *limits) as served:
+        yield served
 
 
 def late_piece(text, length=4):
@@ -84,16 +93,26 @@ def kill_verify(launcher):
                     child.kill()
 
 
-def test_killed_too_often_it_is_given_up_and_clients_are_told(served):
-    """Leaves nothing of `served` to other tests."""
-    body = {"model": "tiny", "prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 8, "stream": True}
-    with httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=180) as reply:
-        lines = reply.iter_lines()
-        next(lines)
+@pytest.fixture
+def one_at_a_time(tiny_model, tmp_path):
+    """128 choices take it many seconds, so that no blow comes too late."""
+    with serve(tiny_model, tmp_path / "log", "--max-restarts", "2", "--max-running", "1") as served:
+        yield served
+
+
+def test_killed_too_often_it_is_given_up_and_clients_are_told(one_at_a_time):
+    served = one_at_a_time
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 128, "stream": True}
+    with (
+        httpx.stream("POST", f"{served.http}/v1/completions", json=body, timeout=180) as reply,
+        ThreadPoolExecutor(1) as reader,
+    ):
+        lines = reader.submit(lambda: [line for line in reply.iter_lines() if line])
+        wait_until(lambda: moved_on(served, 1), "never running")
         while served.process.poll() is None:
             kill_verify(served.process.pid)
             time.sleep(0.05)
-        *_, last = [line for line in lines if line]
+        *_, last = lines.result()
     assert "service_unavailable_error" in last
     assert served.process.returncode == 1
 
