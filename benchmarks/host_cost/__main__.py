@@ -6,7 +6,7 @@ The verify loop, the draft link and the host's side of the model and of an EAGLE
 whose kernels do nothing (`silent_device.py`); clients are a list in memory. A round is one launch to the next. Columns:
 
     loop ms      processor time of the loop's thread a round, median; `least` is the 10th percentile
-    critical ms  of it, from a step's results until the device has the next pass
+    critical ms  of it, from a step's results until the device has the next pass; 0 where it has it by then
     draft ms     processor time of the draft service's thread a round
     calls        of functions of Python and C, a request and round, which no neighbour on the machine disturbs
 

@@ -35,10 +35,10 @@ YOUNG_OBJECTS = 20_000
 class HostCost:
     """Milliseconds of processor time a round, and calls of functions a request and round.
 
-    loop, critical: of the loop's thread, the whole round and from a step's results until the device has the next pass;
-    medians, and `loop_least` the 10th percentile. draft: of the draft service's thread. parts: by thread and part.
-    functions: calls of each function a round. tokens: what a round brings a request on average, the same in runs that
-    can be compared.
+    loop, critical: of the loop's thread, the whole round, and from a step's results until the device has the next pass,
+    0 where it has it by then; medians, and `loop_least` the 10th percentile. draft: of the draft service's thread.
+    parts: by thread and part. functions: calls of each function a round. tokens: what a round brings a request on
+    average, the same in runs that can be compared.
     """
 
     form: str
@@ -64,11 +64,18 @@ class _Watch:
     critical: list[float] = field(default_factory=list)
     decided_at: float = 0.0
     begun_at: float = 0.0
+    under_way: int = 0
 
     def queued(self) -> None:
-        """The device has a pass."""
+        """The device has a pass; nothing was critical where it had another one all the time."""
         if self.phase == "time" and self.begun_at:
-            self.critical.append(1e3 * (time.thread_time() - self.decided_at))
+            self.critical.append(0.0 if self.under_way else 1e3 * (time.thread_time() - self.decided_at))
+        self.under_way += 1
+
+    def decided(self) -> None:
+        """The host knows a pass's results."""
+        self.under_way -= 1
+        self.decided_at = time.thread_time()
 
     def launched(self) -> None:
         """A step has been launched."""
@@ -196,7 +203,7 @@ def _watched(watch: _Watch) -> Iterator[None]:
             return results(ticket)
         finally:
             if not known:
-                watch.decided_at = time.thread_time()
+                watch.decided()
 
     def wanted(*args: Any, **kwargs: Any) -> Any:
         if watch.phase == "count":

@@ -13,10 +13,17 @@ from draft_service.proposers.eagle.gpu import GpuEagleProposer
 from slipstream_kernels.device_tree import DeviceTree, known
 from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
 from slipstream_kernels.token_tree import TokenTree
+from support.eagle_heads import EAGLE3, Shape, write_head
 
-ROWS, DEPTH, VOCAB = 6, 3, 512
+ROWS, DEPTH, VOCAB, HIDDEN = 6, 3, 512, 128
 NOBODYS = VOCAB - 1
 """A token that no answer has, so that what is drafted with it is wrong."""
+
+
+def write_drafter(folder: Path) -> Path:
+    """Write the folder of a head for `Drafter`; return it."""
+    write_head(folder, EAGLE3["whole vocabulary"], Shape(HIDDEN, 96, 4, 2, VOCAB))
+    return folder
 
 
 class Drafter(GpuEagleProposer):

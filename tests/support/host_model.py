@@ -94,6 +94,7 @@ class HostModel:
 
     mode = "exact"
     decides_again = True
+    takes_device_trees = False
 
     def __init__(self, model: CausalLM, limits: EngineConfig) -> None:
         self.config = model.config

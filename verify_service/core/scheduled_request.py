@@ -21,7 +21,7 @@ class ScheduledRequest:
     decides: the rows reach the request's last token, whose value may be known to the engine alone.
     tree: drafted nodes below that token.
     unresolved: the step before has trees and is not decided: `first` and `base` may be lower than those the engine
-        finds. There is no tree.
+        finds. A tree is one that a device drafts behind that step.
     profitable_nodes: nodes of a device tree that were worth their rows; None for all of them.
     scored: positions whose logits tell logprobs of the prompt's next tokens, which the request wants.
     depth: most nodes that may be accepted of `tree`.

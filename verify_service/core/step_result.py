@@ -50,6 +50,10 @@ class StepHandle:
 
     deciding: Sequence[ScheduledRequest]
 
+    def spans(self, item: ScheduledRequest) -> Sequence[RingSlice]:
+        """Where states of an item go on the device."""
+        return ()
+
     @property
     def experts_awake(self) -> int:
         """Experts that the step has computed with, over all layers, once it is decided; 0 of a model without."""

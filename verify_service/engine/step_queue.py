@@ -12,7 +12,9 @@ from typing import Any
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle, VerifyResult
+from verify_service.engine.launch_clock import LaunchClock
 from verify_service.model_runner.base import ModelRunner
+from verify_service.scheduler.tree_share import several_tenants
 from verify_service.speculation.controller import SpeculationController
 
 
@@ -43,6 +45,9 @@ class StepQueue:
         self._speculation = drafting
         self._steps: deque[Step] = deque()
         self._decided_at = 0.0
+        self._clock = LaunchClock()
+        self._ahead: Sequence[ScheduledRequest] = ()
+        """Items of a step that was launched with promised trees ahead of the decision they are drafted behind."""
 
     def __bool__(self) -> bool:
         """Whether any step is under way."""
@@ -61,25 +66,42 @@ class StepQueue:
 
     @property
     def can_launch_unresolved(self) -> bool:
-        """Whether a step without trees may be launched whose requests' lengths the engine finds, by how the one step
-        under way ends.
+        """Whether a step may be launched whose requests' lengths the engine finds, by how the one step under way ends.
 
         Where `can_launch` is False, as that step has trees, and no request is about to get one.
         """
-        steps = self._steps
-        if len(steps) != 1 or not self._engine.launches_unresolved or steps[0].constrained:
+        return self._may_look_past and not self._speculation.expects_trees(self._steps[0].items)
+
+    @property
+    def can_launch_ahead(self) -> bool:
+        """Whether such a step may be launched with the trees that are promised behind the one under way.
+
+        Not where tenants share a step: the host cuts trees to what each of them may have.
+        """
+        if not (self._may_look_past and self._engine.takes_unresolved_trees):
             return False
-        return not self._speculation.expects_trees(steps[0].items)
+        return self._speculation.can_launch_ahead and not several_tenants(self._steps[0].items)
+
+    @property
+    def _may_look_past(self) -> bool:
+        steps = self._steps
+        return len(steps) == 1 and self._engine.launches_unresolved and not steps[0].constrained
+
+    @property
+    def seconds_ahead(self) -> float:
+        """For how many seconds yet a step that `can_launch_ahead` is better not launched, as requests may come."""
+        left = self._clock.left if len(self._steps) == 1 else 0.0
+        return left if left > 0 and self.can_launch_ahead else 0.0
 
     @property
     def under_way(self) -> Mapping[RequestState, ScheduledRequest]:
         """Rows of requests in the newest step under way."""
         return {item.state: item for item in self._steps[-1].items} if self._steps else {}
 
-    def launch(self, items: Sequence[ScheduledRequest]) -> None:
+    def launch(self, items: Sequence[ScheduledRequest], *, ahead: bool = False) -> None:
         """Start a step and move its requests on. If the engine fails, they stay where they were.
 
-        `read_trees` and `enqueue_drafts` are to follow.
+        `read_trees` and `enqueue_drafts` are to follow; ahead: once the step before it is decided, see `take_ahead`.
         """
         begun = time.perf_counter()
         launched = self._engine.launch(items)
@@ -88,6 +110,13 @@ class StepQueue:
             item.state.num_output_placeholders += item.decides
             item.state.max_inflight_drafts += item.depth
         self._steps.append(Step(items, launched, begun))
+        self._clock.launched(time.perf_counter() - begun)
+        self._ahead = items if ahead else ()
+
+    def take_ahead(self) -> Sequence[ScheduledRequest]:
+        """Return, once, the items of a step launched `ahead`, now that the one before it is decided; () for none."""
+        ahead, self._ahead = self._ahead, ()
+        return ahead
 
     def read_trees(self) -> None:
         """Have the host know the newest step's trees that only the device knew; the step counts as begun from then."""
@@ -128,6 +157,7 @@ class StepQueue:
         decisions = self._engine.decide(step.launched)
         begun = max(step.launched_at, self._decided_at)
         self._decided_at = time.perf_counter()
+        self._clock.decided(self._decided_at)
         seconds = self._decided_at - begun
         times = self._engine.times(step.launched)
         if times is not None:
@@ -137,8 +167,11 @@ class StepQueue:
         return decisions, seconds
 
     def _resolve(self, decisions: Sequence[VerifyResult]) -> None:
-        unresolved = {item.state: item for step in self._steps for item in step.items if item.unresolved}
-        for decision in decisions if unresolved else ():
-            item = unresolved.get(decision.item.state)
-            if item is not None:
-                item.resolve(decision.path)
+        paths = {decision.item.state: decision.path for decision in decisions} if self._steps else {}
+        for step in self._steps:
+            for item in step.items:
+                path = paths.get(item.state) if item.unresolved else None
+                if path is not None:
+                    item.resolve(path)
+                    for ring_slice in step.launched.spans(item):
+                        ring_slice.resolve(len(path.nodes))

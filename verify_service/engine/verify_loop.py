@@ -19,7 +19,6 @@ from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
 from verify_service.engine.adapter_host import AdapterHost, InstallAdapter, RemoveAdapter
-from verify_service.engine.attempt import attempt
 from verify_service.engine.command_queue import CancelRequest, CancelSession, CommandQueue, Drain, GrammarReady, Stop
 from verify_service.engine.drafter_updates import DrafterUpdates
 from verify_service.engine.grammar_gate import GrammarGate
@@ -29,13 +28,13 @@ from verify_service.engine.output_processor import OutputProcessor
 from verify_service.engine.request_entry import RequestEntry
 from verify_service.engine.request_output import cut_output, end_output
 from verify_service.engine.sink import Sink
+from verify_service.engine.step_launcher import StepLauncher
 from verify_service.engine.step_queue import Step, StepQueue
 from verify_service.engine.undecided import decided_part, reported_error
 from verify_service.engine.work_ahead import WorkAhead
 from verify_service.grammar.compiler import GrammarCompiler
 from verify_service.grammar.drafting import is_forced
 from verify_service.kv_cache.cache_events import TellCache
-from verify_service.model_runner.device_trees import not_on_host
 from verify_service.model_runner.factory import TargetModel, new_model_runner
 from verify_service.scheduler.admission import Admission
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
@@ -93,6 +92,8 @@ class VerifyLoop:
         self._updates = DrafterUpdates(self._speculation, self._features)
         self._counters = LoopCounters()
         self._draining = False
+        parts = self._engine, self._scheduler, self._speculation, self._step_queue, self._features, self._updates
+        self._launcher = StepLauncher(*parts, self._counters, sink, deliver=self._deliver, fail=self._fail_to_start)
         self._state = self._snapshot()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
@@ -152,7 +153,9 @@ class VerifyLoop:
         owes = len(self._gate) > 0
         idle = len(self._states) == len(self._gate) and not (self._step_queue or self._output_processor)
         rests = idle and (self._draining or not self._ahead.prepare())
-        for command in self._commands.take(wait=rests, seconds=LOOK_SECONDS, owes=owes):
+        ahead = self._step_queue.seconds_ahead
+        waits, seconds = rests or ahead > 0, ahead if ahead > 0 else LOOK_SECONDS
+        for command in self._commands.take(wait=waits, seconds=seconds, owes=owes or ahead > 0):
             match command:
                 case GenerationRequest():
                     self._displace(self._entry.enter(command, draining=self._draining))
@@ -181,95 +184,16 @@ class VerifyLoop:
         Clients are told while the engine works, or a drafter: of a step's tokens after the next launch, or at once
         where another step is under way.
         """
-        while self._step_queue.can_launch and self._launch():
+        while self._step_queue.can_launch and self._launcher.launch():
             self._deliver()
         self._deliver()
-        if self._step_queue.can_launch_unresolved and self._scheduler.only_decodes:
-            self._launch_unresolved()
+        if self._step_queue.seconds_ahead > 0:
+            return  # to requests that come meanwhile
+        self._launcher.launch_unresolved()
         if self._step_queue:
             self._settle(self._step_queue.next())
             if self._step_queue:
                 self._deliver()
-
-    def _launch(self, *, promised: bool = False) -> bool:
-        """Schedule, draft, and start to verify. False where no step can be started now.
-
-        promised: with the trees that a device drafts, before drafters and clients are told of the last step.
-        """
-        items: list[ScheduledRequest] | None = None
-        try:
-            if not promised and self._speculation.expects_wait(self._scheduler.running):
-                self._deliver()
-            items = self._schedule(may_preempt=not (promised or self._step_queue))
-            if items:
-                self._features.prepare()
-                attach = self._speculation.attach_promised if promised else self._speculation.attach_trees
-                attach(items)
-                self._features.direct(items)
-                self._scheduler.charge(items)
-                self._step_queue.launch(items)
-                self._work_behind_launch(items, promised=promised)
-        except Exception:  # noqa: BLE001 - the loop must outlive any step
-            _log.exception("a verify step failed to start")
-            self._fail(list(self._states) if items is None else [item.state.key for item in items])
-            return False
-        return bool(items)
-
-    def _work_behind_launch(self, items: Sequence[ScheduledRequest], *, promised: bool = False) -> None:
-        """Do what the step just launched leaves time for: its host trees, news of the last step, drafts behind it.
-
-        While a device drafts the step's trees clients are told; drafters are where the trees were promised. Masks go
-        before news otherwise: with these threads that serve clients begin to want the interpreter.
-        """
-        if not promised and not_on_host(items):
-            attempt(self._deliver)
-        self._step_queue.read_trees()
-        if promised:
-            attempt(self._tell_of_last_step)
-        self._step_queue.enqueue_drafts()
-        attempt(self._step_queue.begin_masks)
-
-    def _launch_unresolved(self) -> None:
-        """Start the step after the one under way, without trees, before it is known how far that one brings requests.
-
-        What comes of it is known once the one under way is decided.
-        """
-        under_way = self._step_queue.under_way
-        items: list[ScheduledRequest] | None = None
-        try:
-            self._features.prepare()
-            items = self._schedule(may_preempt=False)
-            if items:
-                for item in items:
-                    item.unresolved = (before := under_way.get(item.state)) is not None and before.decides
-                self._scheduler.charge(items)
-                self._step_queue.launch(items)
-                self._work_behind_launch(items)
-        except Exception:  # noqa: BLE001 - the loop must outlive any step
-            _log.exception("a verify step failed to start")
-            self._fail(list(self._states) if items is None else [item.state.key for item in items])
-
-    def _schedule(self, *, may_preempt: bool) -> list[ScheduledRequest]:
-        """Rows of the next step; none where the steps under way must be decided first."""
-        plan = self._scheduler.schedule(may_preempt=may_preempt)
-        if plan is None:
-            return []
-        now = time.monotonic()
-        self._counters.preemptions += len(plan.preempted)
-        self._speculation.leave_out(plan.left_out)
-        if started := [state.key for state in plan.started if not state.started]:
-            self._sink.started(started)
-        for state in plan.started:
-            self._counters.prefix_hit_tokens += state.kv.num_computed_tokens
-            self._engine.begin(state)
-            if state.started:
-                continue
-            state.started = True
-            state.stats.scheduled_at = now
-            state.stats.cached_tokens = min(state.kv.num_computed_tokens, state.prompt_length)
-            if state.draft.proposer:
-                self._speculation.begin(state, self._features.history(state), self._scheduler.num_expected)
-        return plan.rows
 
     def _settle(self, step: Step) -> None:
         """Wait for a step's tokens and commit them. A step that fails ends the requests it was for, and no other."""
@@ -283,14 +207,16 @@ class VerifyLoop:
         except Exception:  # noqa: BLE001 - the loop must outlive any step
             _log.exception("a verify step failed")
             self._fail([item.state.key for item in step.items if not item.state.finished])
+        self._launcher.finish_ahead()
 
     def _commit(
         self, step: Step, live: Sequence[ScheduledRequest], decisions: Sequence[VerifyResult], seconds: float
     ) -> None:
         """Add what was decided to each request, and let go of what is over; then tell drafters.
 
-        Before that, the next step is launched if a device drafts its trees already. Clients are told later, but of a
-        request's first tokens at once: whatever drafters have to hear of a whole prompt takes milliseconds.
+        Before that, the next step is launched if a device drafts its trees already, or what a launch ahead has left is
+        done. Clients are told later, but of a request's first tokens at once: whatever drafters have to hear of a whole
+        prompt takes milliseconds.
         """
         now = time.monotonic()
         progressed: list[tuple[RequestState, tuple[int, ...]]] = []
@@ -311,18 +237,14 @@ class VerifyLoop:
             if tokens and decided is decision:
                 progressed.append((decision.item.state, tokens))
         self._updates.put(progressed, features)
+        self._launcher.finish_ahead()
         if self._speculation.can_launch_promised and not (undecided or self._step_queue):
-            self._launch(promised=True)
+            self._launcher.launch(promised=True)
         if begins:
             self._deliver()
         self._updates.send(self._scheduler.num_running)
         for decision in undecided:
             self._leave([decision.item.state.key], FinishReason.ERROR, reported_error(decision), keep=False)
-
-    def _tell_of_last_step(self) -> None:
-        """Tell clients of the last step, and drafters, as the next one is under way with promised trees."""
-        self._deliver()
-        self._updates.send(self._scheduler.num_running, launched=True)
 
     def _commit_one(self, decision: VerifyResult, now: float) -> tuple[int, ...]:
         """Append one request's tokens; returns them if the request goes on."""
@@ -373,6 +295,9 @@ class VerifyLoop:
         end_if_device_lost()
         error = InternalError("the verify step of this request failed")
         self._leave(keys, FinishReason.ERROR, error, keep=False)
+
+    def _fail_to_start(self, items: Sequence[ScheduledRequest] | None) -> None:
+        self._fail(list(self._states) if items is None else [item.state.key for item in items])
 
     def _let_go(self, state: RequestState, reason: FinishReason, *, keep: bool) -> None:
         state.finished = True

@@ -53,6 +53,7 @@ class RingSlice:
     reader: RingConsumer
     boundaries: tuple[int, ...]
     first: int
+    """The least that it can be while the step before is not decided which tells how far the request has come."""
     count: int
     position: int
     """Bytes from the attachment's beginning to the first row."""
@@ -62,6 +63,10 @@ class RingSlice:
     offset: int
     """Index in `target` of the first row's first number."""
     reservation: RingReservation
+
+    def resolve(self, accepted: int) -> None:
+        """Take in that so many drafted tokens were accepted in the step before."""
+        self.first += accepted
 
     def serves(self, reader: RingConsumer) -> bool:
         """Return whether it was reserved for this reader."""

@@ -44,6 +44,11 @@ class ModelRunner(Protocol[L]):
         """
         ...
 
+    @property
+    def takes_unresolved_trees(self) -> bool:
+        """Whether such items may have trees that one round on a device drafts behind the step before."""
+        ...
+
     def begin(self, state: RequestState) -> None:
         """A request takes row `state.kv.req_index` of the tables, from the next step launched on."""
         ...

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from slipstream_kernels.device_tree import DeviceTree, DeviceTrees
 from slipstream_kernels.models.gpu.batch.pass_plan import PassPlan
 from slipstream_kernels.models.gpu.batch.plan_kernels import SPAN, plan_items
+from slipstream_kernels.ops.gpu.tree_handover import tree_source
 from verify_service.core.prompt_scores import next_tokens
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
@@ -138,7 +139,8 @@ class _Spans:
                 if item.unresolved:
                     place = before[state]
             elif isinstance(tree, DeviceTree):
-                place, source, self.trees = before[state], -1 - tree.row, tree.trees
+                place, self.trees = before[state], tree.trees
+                source = tree_source(tree.row, unresolved=item.unresolved)
             else:
                 known += tree.token_ids
                 self.parents += tree.parents

@@ -24,6 +24,7 @@ from verify_service.core.prompt_scores import PromptScores
 from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import DeviceStepResult, Routes, StepHandle, StepTimes, VerifyResult
+from verify_service.hidden_states.device_ring import RingSlice
 from verify_service.kv_cache.page_table import PageTable
 from verify_service.model_runner.captured_states import CapturedStates
 from verify_service.model_runner.device_trees import not_on_host, read_tree
@@ -61,6 +62,9 @@ class GpuStepHandle(StepHandle):
     logprobs: dict[int, tuple[PositionLogprobs, ...]] = field(default_factory=dict)
     scores: dict[ScheduledRequest, PromptScores] = field(default_factory=dict)
 
+    def spans(self, item: ScheduledRequest) -> Sequence[RingSlice]:
+        return self.routes.get(item, ())
+
     @property
     def experts_awake(self) -> int:
         return self.ticket.awake
@@ -70,6 +74,7 @@ class GpuModelRunner:
     """A ModelRunner over a model that keeps tokens, counts and KV on its device from step to step."""
 
     lookahead = 1
+    launches_unresolved = True
 
     def __init__(self, model: GpuModel, config: EngineConfig, page_table: PageTable) -> None:
         _check_limits(model, config)
@@ -86,9 +91,8 @@ class GpuModelRunner:
         return self._constraint.seconds
 
     @property
-    def launches_unresolved(self) -> bool:
-        """Where states go depends on how far requests have come, so that no step which captures any is launched so."""
-        return not self._boundaries
+    def takes_unresolved_trees(self) -> bool:
+        return self._model.takes_device_trees
 
     def warm_up(self) -> None:
         self._model.warm_up()
@@ -258,7 +262,10 @@ class GpuModelRunner:
         return launched.scores[item]
 
     def _know(self, items: Sequence[ScheduledRequest]) -> None:
-        """Wait for the trees that the device has alone where the pass cannot take them from there."""
+        """Wait for the trees that the device has alone where the pass cannot take them from there.
+
+        Those behind a step that is not decided cannot be waited for: such items go without.
+        """
         late = not_on_host(items)
         if not late:
             return
@@ -269,7 +276,7 @@ class GpuModelRunner:
             assert isinstance(tree, DeviceTree)
             first = first or tree.trees
             if not able or tree.trees is not first or item.state not in self._places:
-                item.tree = read_tree(tree)
+                item.tree = None if item.unresolved else read_tree(tree)
 
     def _copies(
         self,

@@ -19,7 +19,7 @@ LEAST_ASKED = 4
 
 def several_tenants(items: Sequence[ScheduledRequest]) -> bool:
     """Whether rows of a step are of more than one."""
-    return any(item.state.parameters.tenant != items[0].state.parameters.tenant for item in items)
+    return len({item.state.parameters.tenant for item in items}) > 1
 
 
 def observe_wait(passes: PassShare, seconds: float, items: Sequence[ScheduledRequest], asking: set[str]) -> None:

@@ -170,9 +170,17 @@ class SpeculationController:
             self._give(items, list(zip(awaiting, trees, strict=True)))
         self._grammar_trees.attach(items)
 
-    def attach_promised(self, items: Sequence[ScheduledRequest]) -> None:
-        """Give each item the tree that a device drafts for it, cut to what fits. See `can_launch_promised`."""
-        self._draft_latency.begin()
+    @property
+    def can_launch_ahead(self) -> bool:
+        """Whether the next step is best launched with the promised trees before the one under way is decided."""
+        return self._on_device.suffice and self._on_device.of_one_round
+
+    def attach_promised(self, items: Sequence[ScheduledRequest], *, ahead: bool = False) -> None:
+        """Give each item the tree that a device drafts for it, cut to what fits. See `can_launch_promised`.
+
+        ahead: the step that they are drafted behind is not decided yet.
+        """
+        self._draft_latency.begin(ahead=ahead)
         self._give(items, [each for each in self._on_device.take(items) if self._wants_tree(each[0])])
 
     def _wants_tree(self, item: ScheduledRequest) -> bool:

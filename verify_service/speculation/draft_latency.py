@@ -46,12 +46,20 @@ class DraftLatency:
         """Mean seconds that an engine idles before steps with trees of a device; None before any."""
         self._newest: _Wait | None = None
         """Of a step that is not decided yet."""
+        self._before: _Wait | None = None
+        """Of the step in front of that one, where neither is decided."""
+        self._ahead = False
+        """Whether neither is."""
         self._over: list[_Wait] = []
         """Finished waits that the optimizer has not observed."""
 
-    def begin(self) -> None:
-        """Begin the wait of the step about to be launched. A wait for trees of a device that goes on was of no step."""
-        if self._newest is not None and not self._newest.behind:
+    def begin(self, *, ahead: bool = False) -> None:
+        """Begin the wait of the step about to be launched. A wait for trees of a device that goes on was of no step.
+
+        ahead: it was that of the step under way, which is settled next.
+        """
+        self._ahead, self._before = ahead, self._newest if ahead else None
+        if not ahead and self._newest is not None and not self._newest.behind:
             self._over.append(self._newest)
         self._newest = None
         self._begun = time.perf_counter()
@@ -71,13 +79,19 @@ class DraftLatency:
             self._newest = self._newest._replace(seconds=time.perf_counter() - self._begun)
 
     def settle(self, idle: float | None) -> bool:
-        """End the newest wait, as its step is decided; return whether there was any.
+        """End the wait of the oldest step, as that is decided; return whether there was any.
 
         idle: seconds that the engine idled before the step, if known.
 
         All of them count where the step waited for trees: without trees it had been launched earlier.
         """
-        if (wait := self._newest) is None:
+        wait = self._before if self._ahead else self._newest
+        if self._ahead:
+            self._begun = time.perf_counter()  # what the host waits for trees behind a step begins with its end
+            self._ahead, self._before = False, None
+        else:
+            self._newest = None
+        if wait is None:
             return False
         if idle is not None:
             idle = min(idle, _MOST_IDLE * self._optimizer.step_time.seconds(1))
@@ -89,7 +103,6 @@ class DraftLatency:
                 self._beside += FAST * (idle - wait.seconds - self._beside)
                 wait = wait._replace(seconds=idle)
         self._over.append(wait)
-        self._newest = None
         return True
 
     @property

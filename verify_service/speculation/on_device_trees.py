@@ -3,8 +3,9 @@
 With them the next step is launched before drafters are told of the one that they were drafted behind:
 
     device  |------- pass n -------|-- draft --|------- pass n + 1 -------|-- draft --|
-    host                           decide, launch n + 1
-                                               read the trees, tell of n, enqueue the draft behind n + 1
+    host       launch n + 1        decide n    read the trees, tell of n, enqueue the draft behind n + 1, launch n + 2
+
+Where step n has to be decided first, as grammars or several tenants want it, n + 1 is launched then.
 """
 
 from __future__ import annotations
@@ -53,10 +54,15 @@ class OnDeviceTrees:
     @property
     def suffice(self) -> bool:
         """Whether the next step is best launched with the promised trees alone."""
-        promised = sum(not state.finished for state in self._promised)
-        asking = sum(not state.finished for state in self._asking)
+        promised = [state.finished for state in self._promised].count(False)
+        asking = [state.finished for state in self._asking].count(False)
         patient = all(steps <= _PATIENCE for state, steps in self._unserved.items() if not state.finished)
         return patient and 0 < promised >= _MOST * asking
+
+    @property
+    def of_one_round(self) -> bool:
+        """Whether one round drafts all promised trees."""
+        return len({id(tree.trees) for tree in self._promised.values()}) == 1
 
     def enqueue(
         self, deciding: Sequence[ScheduledRequest], asking: Collection[RequestKey], outcome: DeviceStepResult

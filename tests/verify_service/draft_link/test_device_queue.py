@@ -33,8 +33,7 @@ from slipstream_kernels.draft_protocol.records import Reply, Stamp
 from slipstream_kernels.ipc.device_memory import DATA_OFFSET
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, LOG_PROBS, PARENTS
 from slipstream_kernels.token_tree import MAX_ROWS
-from support.answering_drafter import NOBODYS, ROWS, VOCAB, Drafter
-from support.eagle_heads import EAGLE3, Shape, write_head
+from support.answering_drafter import HIDDEN, NOBODYS, ROWS, VOCAB, Drafter, write_drafter
 from support.host_device_memory import GPU_UUID, HostMemory
 from support.request_mix import Expected, assert_equal, some_requests
 from support.verify_loop import LoopRunner, Target, running_loop
@@ -49,7 +48,7 @@ from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
 from verify_service.hidden_states.device_ring_pool import DeviceRingPool, QueueMemory
 
-TOKENS, HIDDEN, DEADLINE = 24, 128, 1.0
+TOKENS, DEADLINE = 24, 1.0
 CONFIG = EngineConfig(
     num_pages=100, max_running=4, prefill_chunk=64, step_nodes=20, max_nodes=ROWS, max_context=512, adaptive=False
 )
@@ -70,9 +69,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("eagle") / "head"
-    write_head(folder, EAGLE3["whole vocabulary"], Shape(HIDDEN, 96, 4, 2, VOCAB))
-    return folder
+    return write_drafter(tmp_path_factory.mktemp("eagle") / "head")
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "seeded"])

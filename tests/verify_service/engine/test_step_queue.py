@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -19,13 +19,25 @@ from verify_service.core.request_state import RequestState
 from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.core.step_result import StepHandle, StepTimes, VerifyResult
 from verify_service.core.step_time_model import StepTimeModel
+from verify_service.engine.launch_clock import LaunchClock
 from verify_service.engine.step_queue import StepQueue
+from verify_service.hidden_states.device_ring import RingReservation, RingSlice
 from verify_service.scheduler.kv_cache_manager import KVCacheManager
 from verify_service.speculation.acceptance_model import AcceptanceModel
 from verify_service.speculation.controller import SpeculationController
 from verify_service.speculation.goodput import GoodputOptimizer
 
 CONFIG = EngineConfig(num_pages=64, page_size=4, adaptive=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed(StepHandle):
+    """States of each item go to the same rows."""
+
+    routed: Sequence[RingSlice]
+
+    def spans(self, item: ScheduledRequest) -> Sequence[RingSlice]:
+        return self.routed
 
 
 class Scripted:
@@ -36,14 +48,15 @@ class Scripted:
         self.journal: list[str] = []
         self.failing = False
         self.measured: StepTimes | None = None
-        self.launches_unresolved = True
+        self.launches_unresolved = self.takes_unresolved_trees = True
+        self.spans: list[RingSlice] = []
         self.path = AcceptedPath((), (7,))
 
     def launch(self, items: Sequence[ScheduledRequest]) -> StepHandle:
         if self.failing:
             raise RuntimeError("no")
         self.journal.append("launch")
-        return StepHandle([item for item in items if item.decides])
+        return Routed([item for item in items if item.decides], self.spans)
 
     def times(self, launched: StepHandle) -> StepTimes | None:
         return self.measured
@@ -268,6 +281,68 @@ def test_beyond_a_tree_a_step_is_launched_where_no_other_tree_is_expected() -> N
     pipeline.decide(pipeline.next())
     assert (state.num_output_placeholders, state.max_inflight_drafts, pipeline.under_way) == (0, 0, {})
     assert pipeline.can_launch
+
+
+def promise(monkeypatch: pytest.MonkeyPatch, promised: list[bool]) -> None:
+    """Of the trees behind the step under way, whether they suffice."""
+    monkeypatch.setattr(SpeculationController, "can_launch_ahead", property(lambda _: promised[0]))
+
+
+def test_with_trees_promised_behind_a_step_the_next_one_is_launched_before_it_is_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    promised = [True]
+    promise(monkeypatch, promised)
+    pipeline, engine = bench(1, Attached())
+    state = decoding(Attached())
+    assert not pipeline.can_launch_ahead, "nothing is under way"
+    pipeline.launch([ScheduledRequest(state, 1, TokenTree.chain([7, 8]))])
+    assert pipeline.can_launch_ahead
+    for able in ("launches_unresolved", "takes_unresolved_trees"):
+        setattr(engine, able, False)
+        assert not pipeline.can_launch_ahead
+        setattr(engine, able, True)
+    promised[0] = False
+    assert not pipeline.can_launch_ahead
+    promised[0] = True
+
+    engine.spans = [RingSlice(None, (), 7, 3, 0, 8, torch.zeros(0), 0, RingReservation(0))]  # type: ignore[arg-type]
+    tree = DeviceTree(Unread(engine.journal, TokenTree.chain([3])), 0, 2, 2)
+    item = ScheduledRequest(state, 1, tree, unresolved=True)
+    pipeline.launch([item], ahead=True)
+    assert not pipeline.can_launch_ahead
+    assert (state.length, state.kv.num_computed_tokens, state.max_inflight_drafts) == (9, 8, 4)
+    engine.path = AcceptedPath((0,), (7, 9))
+    pipeline.decide(pipeline.next())
+    assert (item.first, item.base, item.unresolved) == (8, 9, False)
+    assert engine.spans[0].first == 8
+    assert list(pipeline.take_ahead()) == [item]
+    assert not pipeline.take_ahead(), "what is due is due once"
+    pipeline.read_trees()
+    assert "read" in engine.journal
+    pipeline.decide(pipeline.next())
+    assert (state.num_output_placeholders, state.max_inflight_drafts) == (0, 0)
+
+
+def test_tenants_that_share_a_step_have_it_decided_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    promise(monkeypatch, [True])
+    pipeline, _ = bench(1)
+    states = [decoding(), decoding()]
+    states[1].parameters = replace(states[1].parameters, tenant="other")
+    pipeline.launch([ScheduledRequest(state, 1, TokenTree.chain([7])) for state in states])
+    assert not pipeline.can_launch_ahead
+
+
+def test_a_launch_ahead_waits_for_requests_as_long_as_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    promised = [True]
+    promise(monkeypatch, promised)
+    monkeypatch.setattr(LaunchClock, "left", 0.25)
+    pipeline, _ = bench(1)
+    assert pipeline.seconds_ahead == 0
+    pipeline.launch([ScheduledRequest(decoding(), 1, TokenTree.chain([7]))])
+    assert pipeline.seconds_ahead == 0.25
+    promised[0] = False
+    assert pipeline.seconds_ahead == 0
 
 
 def test_a_step_took_what_the_engine_says_and_its_trees_cost_what_the_engine_idled_for_them(

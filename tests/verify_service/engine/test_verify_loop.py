@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from numpy.typing import NDArray
 
 from slipstream.generation_types import FinishReason, SpeculationOptions
 from slipstream.rpc.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
-from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.models.capture_layers import Capture
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.paged_kv import PagedKV
@@ -378,19 +375,3 @@ def test_an_idle_loop_sleeps(target: Target) -> None:
         assert not threading.Event().wait(0.05)
         assert runner.loop.state().steps == steps
         assert threading.active_count() == commands
-
-
-def test_behind_a_launch_clients_are_told_before_its_trees_are_waited_for(
-    target: Target, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop, journal = LoopRunner(target, CONFIG).loop, []
-    for name in ("read_trees", "enqueue_drafts"):
-        setattr(loop._step_queue, name, partial(journal.append, name))
-    loop._tell_of_last_step = partial(journal.append, "drafters")
-    loop._deliver = lambda: journal.append("clients") or 1 / 0  # which costs the step nothing
-    late, plain = SimpleNamespace(tree=DeviceTree(None, 0, 2, 2)), SimpleNamespace(tree=None)
-    with caplog.at_level(logging.CRITICAL):
-        for item, promised in ((late, False), (plain, False), (late, True)):
-            loop._work_behind_launch([item], promised=promised)
-    own = ["read_trees", "enqueue_drafts"]
-    assert journal == ["clients", *own, *own, "read_trees", "drafters", "enqueue_drafts"]

@@ -161,3 +161,33 @@ def test_a_wait_is_of_the_probe_that_asked_though_it_is_over_as_the_wait_is_told
     waits.settle(None)
     waits.flush()
     assert budget.of_probe == [True, False]
+
+
+def test_of_two_steps_under_way_each_has_a_wait_of_its_own(clock: Clock) -> None:
+    budget = Budget()
+    waits = DraftLatency(budget)
+    wait(waits, clock, 0.0, device_trees=True)
+    waits.begin(ahead=True)
+    waits.end(asked=3, arrived=2, levels=4, running=5, device_trees=True)
+    assert waits.settle(0.25)
+    clock.now += 9.0
+    waits.read()
+    assert waits.settle(0.5)
+    assert not waits.settle(0.5)
+    waits.flush()
+    assert budget.heard == [0.25, 0.5]
+
+
+def test_a_step_ahead_of_one_without_trees_waits_from_the_decision_on(clock: Clock) -> None:
+    budget = Budget()
+    waits = DraftLatency(budget)
+    waits.begin()
+    waits.begin(ahead=True)
+    waits.end(asked=3, arrived=2, levels=4, running=5, device_trees=True)
+    clock.now += 9.0
+    assert not waits.settle(None), "its own wait has not begun"
+    clock.now += 0.5
+    waits.read()
+    assert waits.settle(None)
+    waits.flush()
+    assert budget.heard == [0.5]

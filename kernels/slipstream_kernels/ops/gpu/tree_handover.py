@@ -12,6 +12,13 @@ from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.token_tree import MAX_ROWS
 
 
+def tree_source(row: int, *, unresolved: bool) -> int:
+    """What stands for the tree in `row` in the place of a number of nodes; `unresolved`: the root's position is that
+    for no node accepted already.
+    """
+    return -1 - 2 * row - unresolved
+
+
 @triton.jit
 def _hand_trees(
     trees: tl.tensor,
@@ -32,8 +39,9 @@ def _hand_trees(
         place = tl.load(choice + 6)
         tl.debug_barrier()  # all threads have read what one of them writes below
         if place < 0:
-            tree = trees + (-1 - place).to(tl.int64) * TREE
-            tl.store(choice + 2, tl.load(choice + 2) - tl.load(result + tl.load(choice + 1) * RESULT))
+            tree = trees + ((-1 - place) // 2).to(tl.int64) * TREE
+            if place % 2 != 0:
+                tl.store(choice + 2, tl.load(choice + 2) - tl.load(result + tl.load(choice + 1) * RESULT))
             size = tl.minimum(tl.load(tree + COUNT), rows - 1)
             tl.store(choice + 6, size)
 
@@ -54,9 +62,9 @@ def hand_trees(trees: torch.Tensor, choices: torch.Tensor, nodes: torch.Tensor, 
     """In front of `select_outcomes`: fill in the trees.
 
     Inputs, int32: trees [any, TREE_WIDTH], as `DraftTrees.result`; result [any, 130] of the pass before. In place,
-    int32, as in `select_outcomes`: each of `choices` with a negative number of nodes (-1 - r for row r of `trees`) gets
-    as many of the tree's first nodes as there are rows; `nodes` has room for those. The root's position is given as if
-    the end were known, and becomes that for no node accepted.
+    int32, as in `select_outcomes`: each of `choices` with a negative number of nodes, a `tree_source`, gets as many of
+    the tree's first nodes as there are rows; `nodes` has room for those. Where the end of the pass before was known to
+    who planned this one the root's position is given as that leads to, and becomes that for no node accepted.
     """
     launch(
         _hand_trees,
@@ -80,9 +88,9 @@ def hand_trees_reference(trees: torch.Tensor, choices: torch.Tensor, nodes: torc
         rows, place = int(choice[4]), int(choice[6])
         if not rows or place >= 0:
             continue
-        tree = trees[-1 - place].tolist()
+        tree = trees[(-1 - place) // 2].tolist()
         size = min(tree[COUNT], rows - 1)
-        choice[2] -= result[int(choice[1]), 0]
+        choice[2] -= result[int(choice[1]), 0] if place % 2 else 0
         choice[6] = size
         depths: list[int] = []
         for index, parent in enumerate(tree[PARENTS : PARENTS + size]):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_kernels.ops.gpu.draft_trees import COUNT, PARENTS, TREE_WIDTH
-from slipstream_kernels.ops.gpu.tree_handover import hand_trees, hand_trees_reference
+from slipstream_kernels.ops.gpu.tree_handover import hand_trees, hand_trees_reference, tree_source
 from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
 from slipstream_kernels.token_tree import MAX_ROWS, TokenTree
 
@@ -41,15 +41,19 @@ def tensor(values: object) -> torch.Tensor:
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(trees(), st.integers(0, 5), st.sampled_from([2, 6, MAX_ROWS])), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(trees(), st.integers(0, 5), st.sampled_from([2, 6, MAX_ROWS]), st.booleans()), min_size=1, max_size=4
+    )
+)
 @pytest.mark.parametrize("op", [hand_trees, hand_trees_reference])
 def test_a_choice_gets_the_tree_that_was_drafted_for_it(op, batch):
     count = len(batch)
-    drafted = tensor([words_of(tree) for tree, _, _ in batch][::-1])
-    result = tensor([outcome_of(accepted) for _, accepted, _ in batch])
+    drafted = tensor([words_of(tree) for tree, *_ in batch][::-1])
+    result = tensor([outcome_of(accepted) for _, accepted, *_ in batch])
     choices = [
-        [item, item, 50 + item, 0, rows, 2 + item * MAX_ROWS, item - count, 0]
-        for item, (_, _, rows) in enumerate(batch)
+        [item, item, 50 + item, 0, rows, 2 + item * MAX_ROWS, tree_source(count - 1 - item, unresolved=unresolved), 0]
+        for item, (_, _, rows, unresolved) in enumerate(batch)
     ]
     alone = [count, 0, 9, 0, 1, 0, 0, 0]  # a root without a tree
     choices = tensor([*choices, alone, [0] * 8])
@@ -57,9 +61,10 @@ def test_a_choice_gets_the_tree_that_was_drafted_for_it(op, batch):
     op(drafted, choices, nodes, result)
     assert choices[count:].tolist() == [alone, [0] * 8]
     left = torch.ones(len(nodes), dtype=torch.bool)
-    for item, (tree, accepted, rows) in enumerate(batch):
+    for item, (tree, accepted, rows, unresolved) in enumerate(batch):
         size, first = min(len(tree), rows - 1), 2 + item * MAX_ROWS
-        assert choices[item].tolist() == [item, item, 50 + item - accepted, 0, rows, first, size, 0]
+        position = 50 + item - (0 if unresolved else accepted)
+        assert choices[item].tolist() == [item, item, position, 0, rows, first, size, 0]
         listed = zip(tree.token_ids[:size], tree.parents[:size], tree.depths[:size], strict=True)
         assert nodes[first : first + size, :3].tolist() == [list(each) for each in listed]
         left[first : first + size] = False

@@ -3,71 +3,38 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from draft_service.in_process import InProcessHost
 from slipstream.generation_types import FinishReason
 from slipstream.rpc.errors import UnavailableError
+from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.draft_protocol.proposer_host import Replies
 from slipstream_kernels.draft_protocol.records import TreeReply
-from support.answering_drafter import DEPTH, ROWS, VOCAB, Drafter
-from support.eagle_heads import EAGLE3, Shape, write_head
+from support.answering_drafter import DEPTH, Drafter, write_drafter
+from support.in_process_drafter import CONFIG, served
 from support.request_mix import Expected, assert_equal, some_requests
-from support.verify_loop import LoopRunner, OnHost, Target, running_loop
-from verify_service.core.engine_config import EngineConfig
+from support.verify_loop import Target, running_loop
+from verify_service.core.acceptance import AcceptedPath
 from verify_service.core.request import GenerationRequest, RequestKey
 from verify_service.core.request_state import RequestState
-from verify_service.draft_link.attachment import Attachment
-from verify_service.draft_link.draft_link import DraftLink
-from verify_service.draft_link.link_config import LinkConfig
-from verify_service.draft_link.records import LinkFacts
+from verify_service.core.scheduled_request import ScheduledRequest
 from verify_service.draft_link.transports.in_process import attach_host
+from verify_service.engine.launch_clock import LaunchClock
 from verify_service.speculation.tree_sizing import TreeSizer
 
-TOKENS, HIDDEN = 24, 128
-CONFIG = EngineConfig(
-    num_pages=100, max_running=4, prefill_chunk=64, step_nodes=20, max_nodes=ROWS, max_context=512, adaptive=False
-)
+TOKENS = 24
 SEEDED = pytest.mark.parametrize("work", [0.8], ids=["seeded"], indirect=True)
 
 
 @pytest.fixture(scope="module")
 def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("eagle") / "head"
-    write_head(folder, EAGLE3["whole vocabulary"], Shape(HIDDEN, 96, 4, 2, VOCAB))
-    return folder
-
-
-class Served(NamedTuple):
-    runner: LoopRunner
-    link: DraftLink
-    host: InProcessHost
-    attachment: Attachment
-
-
-@contextmanager
-def served(twins: Target, drafter: Drafter, *, follows: bool = True, config: EngineConfig = CONFIG) -> Iterator[Served]:
-    """At the end no session is left."""
-    facts = LinkFacts("m", "", VOCAB, HIDDEN, 2, 512, ROWS, feature_boundaries=(0, 1, 2, 3), most_boundaries=3)
-    link = DraftLink(facts, LinkConfig(deadline=30.0))
-    host = InProcessHost([drafter])
-    attachment = attach_host(link, host, device="cpu:0", max_step_rows=100)
-    runner = LoopRunner(twins, config, link if follows else OnHost(link))
-    runner.loop.start()
-    try:
-        yield Served(runner, link, host, attachment)
-    finally:
-        runner.loop.stop()
-        link.close()
-        host.stop(30.0)
-    assert not drafter.texts
+    return write_drafter(tmp_path_factory.mktemp("eagle") / "head")
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "seeded"])
@@ -133,11 +100,45 @@ def test_trees_begun_behind_passes_are_those_made_after_them(twins: Target, head
 
 
 def test_tokens_of_requests_that_come_and_go_are_those_of_plain_decoding(
-    twins: Target, head: Path, tiny_model: Path, work
+    twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ahead: list[int] = []
+    resolve = ScheduledRequest.resolve
+
+    def resolved(item: ScheduledRequest, before: AcceptedPath) -> None:
+        if isinstance(item.tree, DeviceTree):
+            ahead.append(len(before.nodes))
+        resolve(item, before)
+
+    monkeypatch.setattr(ScheduledRequest, "resolve", resolved)
     drafter = Drafter(head, tiny_model)
     assert run(twins, drafter, work, 0, follows=True) > 20
     assert drafter.rounds > 0.5 * drafter.asked
+    assert len(ahead) > 20 and set(ahead) > {0, 1}, "trees that nobody knew for roots that nobody knew"
+
+
+@SEEDED
+def test_a_launch_ahead_waits_for_requests_that_come(
+    twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, expected = work
+    waited = threading.Event()
+
+    def left(clock: LaunchClock) -> float:
+        if len(runner.answers) > 1:
+            return 0.0
+        waited.set()
+        return 60.0
+
+    monkeypatch.setattr(LaunchClock, "left", property(left))
+    with served(twins, Drafter(head, tiny_model)) as (runner, _, _, _):
+        first = threading.Thread(target=runner.run, args=(requests[:1],))
+        first.start()
+        assert waited.wait(60.0)
+        assert not runner.finished(requests[0].key)
+        assert_equal(runner.run(requests[1:]), expected[1:])
+        first.join()
+        assert_equal([runner.answers[requests[0].key]], expected[:1])
 
 
 @SEEDED

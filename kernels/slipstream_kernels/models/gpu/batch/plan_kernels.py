@@ -34,7 +34,7 @@ def lay_rows(
     """Rows of consecutive items: their committed tokens, then the nodes that hang below the last of them.
 
     `items` [items, SPAN]: line, first position, committed tokens, nodes, whether it decides; where the device settles
-    its rows, its place in the step before, else -1; of nodes that only the device knows -1 less the row of their tree,
+    its rows, its place in the step before, else -1; of nodes that only the device knows their tree's `tree_source`,
     else 0. Each has 1 committed token or more; the first `decodes` items have 1. `known`: ids of each item's tokens,
     then of its nodes if the host knows them. `parents` [nodes that the host knows]: index of a node's parent among its
     item's nodes, less than its own, or -1. `page_table` [lines, pages]. Nothing is checked.
