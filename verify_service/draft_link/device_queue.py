@@ -1,9 +1,9 @@
 """The device queue of one attachment: passes that are told to its drafter, and the trees that come behind them.
 
-    verify's stream   |---- pass n ----|           |-wait-|-check-|---- pass n + 1 ----|
-    its queue         |                |-publish-|                                     |-publish-|
-    drafter's stream                      |-wait-|-- draft --|-publish-|
-    verify's host         tell of n                  decide, launch n + 1    read the trees, tell of n + 1
+    verify's stream   |---- pass n ----|---- wait ----|-check-|---- pass n + 1 ----|
+    its queue         |                |-publish-|                                 |-publish-|
+    drafter's stream                   |-wait-|-- draft --|-publish-|
+    verify's host         launch n + 1    decide n            read the trees, have n + 1 followed, launch n + 2
 
 No wait is longer than the deadline that a step has for trees, on the device's clock. Trees are copied and checked there
 by the rules of the host, before a pass sees any of them.
