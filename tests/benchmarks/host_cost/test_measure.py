@@ -13,7 +13,7 @@ from benchmarks.host_cost.parts import DRAFT_THREAD, LOOP_THREAD
 def test_rounds_draft_behind_passes_and_are_split_by_part(form: str) -> None:
     cost = measure(form, requests=3, rounds=8, seconds=0.005, rows=4)
     assert 1.5 < cost.tokens < 4.0, "trees are verified, and a part of each is accepted"
-    assert 0.0 < cost.critical < cost.loop
+    assert 0.0 <= cost.critical < cost.loop
     spent = cost.parts[LOOP_THREAD]
     assert spent["draft behind: asked"] > 0.0
     assert spent["trees attached"] > 0.0
