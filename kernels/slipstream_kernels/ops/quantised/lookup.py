@@ -20,6 +20,8 @@ from slipstream_kernels.ops.quantised.packing import elements_of
 
 _BYTES = ir.VectorType(ir.IntType(8), 64)
 _WORDS = ir.VectorType(llvm.I32, UNIT)
+_AHEAD = 1 << 12
+"""Bytes of codes between those that are used for one row and those that memory is asked for."""
 _SIGN = 0x80
 _TABLE = UNIT * 8
 
@@ -119,18 +121,33 @@ Units = list[list[Any]]
 """Pairs of four elements as int32 vectors, by units: of the elements 0 and 1, and of 2 and 3."""
 
 
+def _ask(builder: Any, codes: Any, index: Any) -> None:
+    """Have memory bring the codes that come some words after those of an index, a line for each unit."""
+    line = builder.add(codes, builder.mul(index, llvm.constant(BLOCK * 4)))
+    for unit in range(UNITS):
+        llvm.prefetch(builder, builder.add(line, llvm.constant(_AHEAD + unit * UNIT * 4)))
+
+
 def _loop(
-    builder: Any, kind: int, addresses: list[Any], initial: list[Any], use: Callable[[Any, Units, list[Any]], list[Any]]
+    builder: Any,
+    kind: int,
+    addresses: list[Any],
+    initial: list[Any],
+    use: Callable[[Any, Units, list[Any]], list[Any]],
+    *,
+    asks: bool = False,
 ) -> list[Any]:
     """Calls `use(index of four elements, pairs, carried values)`, which gives the carried values that follow.
 
-    addresses: codes, how many words, and record.
+    addresses: codes, how many words, and record. asks: memory is asked for codes ahead of those that are used.
     """
     codes, count, record = addresses
     form: Any = _Int4Unit if kind == LOOKED_UP["int4"] else _E4m3Unit
     units = [form(builder, record, unit) for unit in range(UNITS)]
 
     def body(index: Any, carried: list[Any]) -> list[Any]:
+        if asks:
+            _ask(builder, codes, index)
         words = [_words(builder, codes, index, unit) for unit in range(UNITS)]
         parts = elements_of(kind) // 4
         for part in range(parts):
@@ -164,7 +181,8 @@ def row_by_tables(kind: int) -> Callable[[int, int, int, int, int], None]:
             return totals
 
         columns = [llvm.constant(unit * UNIT) for unit in range(UNITS)]
-        totals = _loop(builder, kind, addresses, [llvm.load_vector(builder, sums, each) for each in columns], use)
+        before = [llvm.load_vector(builder, sums, each) for each in columns]
+        totals = _loop(builder, kind, addresses, before, use, asks=True)
         for column, total in zip(columns, totals, strict=True):
             llvm.store_vector(builder, total, sums, column)
 
