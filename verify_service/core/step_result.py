@@ -55,6 +55,11 @@ class StepHandle:
         return ()
 
     @property
+    def over(self) -> bool:
+        """Whether the engine has computed it."""
+        return True
+
+    @property
     def experts_awake(self) -> int:
         """Experts that the step has computed with, over all layers, once it is decided; 0 of a model without."""
         return 0

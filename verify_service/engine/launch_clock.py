@@ -13,7 +13,7 @@ import time
 from collections import deque
 
 _ROUNDS = 4
-"""From one decision to the next, of which the quickest is counted on."""
+"""Times of steps, of which the quickest is counted on."""
 _LAUNCHES = 8
 """Of which the longest is counted on."""
 _MARGIN = 2.0
@@ -23,21 +23,31 @@ _SPARE = 5e-4
 
 
 class LaunchClock:
-    """Learns from `decided` and `launched`; times are those of time.perf_counter(), in seconds."""
+    """Learns from `launched` and `decided`; times are those of time.perf_counter(), in seconds."""
 
     def __init__(self) -> None:
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
         self._launches: deque[float] = deque(maxlen=_LAUNCHES)
-        self._decided_at = 0.0
+        self._begun_at = 0.0
+        """When the oldest step under way began: with its launch, or with the end of the one before it."""
 
-    def decided(self, now: float) -> None:
-        """A step is decided; the one behind it runs already, or is about to."""
-        self._rounds.append(now - self._decided_at)
-        self._decided_at = now
-
-    def launched(self, seconds: float) -> None:
-        """A launch has taken the host so long."""
+    def launched(self, begun_at: float, seconds: float, *, alone: bool) -> None:
+        """A launch has taken the host so long; `alone` where no other step was under way."""
         self._launches.append(seconds)
+        if alone:
+            self._begun_at = begun_at
+
+    def decided(self, now: float, *, late: bool) -> None:
+        """A step is decided; the one behind it runs already, or is about to.
+
+        late: it was over before the host asked. How long it took is unknown then, and nothing waits before rounds are
+        known again: a wait that was too long would be counted on in the next round.
+        """
+        if late:
+            self._rounds.clear()
+        else:
+            self._rounds.append(now - self._begun_at)
+        self._begun_at = now
 
     @property
     def left(self) -> float:
@@ -45,4 +55,4 @@ class LaunchClock:
         if len(self._rounds) < _ROUNDS or not self._launches:
             return 0.0
         lead = _MARGIN * max(self._launches) + _SPARE
-        return self._decided_at + min(self._rounds) - lead - time.perf_counter()
+        return self._begun_at + min(self._rounds) - lead - time.perf_counter()

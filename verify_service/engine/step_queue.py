@@ -103,14 +103,14 @@ class StepQueue:
 
         `read_trees` and `enqueue_drafts` are to follow; ahead: once the step before it is decided, see `take_ahead`.
         """
-        begun = time.perf_counter()
+        begun, alone = time.perf_counter(), not self._steps
         launched = self._engine.launch(items)
         for item in items:
             item.state.kv.num_computed_tokens = item.base
             item.state.num_output_placeholders += item.decides
             item.state.max_inflight_drafts += item.depth
         self._steps.append(Step(items, launched, begun))
-        self._clock.launched(time.perf_counter() - begun)
+        self._clock.launched(begun, time.perf_counter() - begun, alone=alone)
         self._ahead = items if ahead else ()
 
     def take_ahead(self) -> Sequence[ScheduledRequest]:
@@ -154,10 +154,11 @@ class StepQueue:
         By the engine's clock where it has one. What the step behind it has chosen is settled with that, and what it has
         waited for trees.
         """
+        late = step.launched.over
         decisions = self._engine.decide(step.launched)
         begun = max(step.launched_at, self._decided_at)
         self._decided_at = time.perf_counter()
-        self._clock.decided(self._decided_at)
+        self._clock.decided(self._decided_at, late=late)
         seconds = self._decided_at - begun
         times = self._engine.times(step.launched)
         if times is not None:

@@ -66,6 +66,10 @@ class GpuStepHandle(StepHandle):
         return self.routes.get(item, ())
 
     @property
+    def over(self) -> bool:
+        return self.ticket.done()
+
+    @property
     def experts_awake(self) -> int:
         return self.ticket.awake
 

@@ -357,3 +357,19 @@ def test_a_step_took_what_the_engine_says_and_its_trees_cost_what_the_engine_idl
         _, seconds = pipeline.decide(pipeline.next())
         assert (seconds == 0.5) == (engine.measured is not None)
     assert settled == [(0.25, 1), (None, 1)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_clock_hears_of_steps_alone_and_of_those_that_were_over(
+    monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    heard: list[bool] = []
+    monkeypatch.setattr(Routed, "over", late)
+    monkeypatch.setattr(LaunchClock, "launched", lambda clock, begun_at, seconds, *, alone: heard.append(alone))
+    monkeypatch.setattr(LaunchClock, "decided", lambda clock, now, *, late: heard.append(late))
+    pipeline, _ = bench(1)
+    state = decoding()
+    pipeline.launch(row(state))
+    pipeline.launch(row(state))
+    pipeline.decide(pipeline.next())
+    assert heard == [True, False, late]
