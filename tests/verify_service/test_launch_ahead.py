@@ -105,3 +105,22 @@ def test_tokens_are_plain_decodings(
         assert runner.loop.state().accepted_tokens > 20
     assert ahead["trees"] > 0
     assert ahead["beside prompts"] > 0
+
+
+def test_a_prompt_of_one_row_a_step_is_computed_beside_trees(
+    twins: Target, tiny_model: Path, tmp_path: Path, ahead: Counter[str]
+) -> None:
+    config = replace(CONFIG, prefill_chunk=1)
+    long, short = some_requests(0.0, 200)[2], some_requests(0.0, 4)[0]
+    long = replace(long, prompt_token_ids=long.prompt_token_ids[:9])
+    short = replace(short, prompt_token_ids=short.prompt_token_ids[:9])
+    (tokens, *_), _ = plain(twins, [long, short])
+    drafter = Drafter(write_drafter(tmp_path / "head"), tiny_model)
+    drafter.answers = [long.prompt_token_ids + tokens]
+    with served(twins, drafter, config=config) as (runner, _, _, _):
+        runner.loop.submit(long)
+        runner.wait_for(lambda: ahead["trees"] > 2)
+        runner.run([short])
+        assert not runner.finished(long.key)
+        runner.loop.cancel(long.key)
+        runner.wait_for(lambda: runner.finished(long.key))

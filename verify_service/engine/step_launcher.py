@@ -118,8 +118,8 @@ class StepLauncher:
         try:
             self._features.prepare()
             items = self._schedule(may_preempt=False)
-            if ahead:  # beside trees each row alone decides: of one token of a prompt the next step has the row
-                items = [item for item in items if item.decides or item.count > 1]
+            if ahead and not all(item.decides or item.count > 1 for item in items):
+                items = []  # beside one row of a prompt trees must be known to the host
             if items:
                 for item in items:
                     item.unresolved = (before := under_way.get(item.state)) is not None and before.decides

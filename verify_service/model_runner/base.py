@@ -40,7 +40,7 @@ class ModelRunner(Protocol[L]):
     def launches_unresolved(self) -> bool:
         """Whether a step may be launched beyond one that has trees, and is not decided.
 
-        Then its items are `unresolved`, and all of them decide.
+        Then its items are `unresolved` whose requests that one decides for, and all of its items of one token decide.
         """
         ...
 
