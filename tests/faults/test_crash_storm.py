@@ -16,7 +16,7 @@ import pytest
 from benchmarks.lib.runner import connect, verify_state
 from slipstream import AsyncClient
 from slipstream.rpc.errors import SlipstreamError, UnavailableError
-from support.ask import ask, jobs, state, tokens_of, wait_until
+from support.ask import ask, ask_while, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
 from support.kept_verify import KeptVerify
 
@@ -30,8 +30,9 @@ SLACK_SECONDS = 20.0
 """What a busy machine may take to deliver an error."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(tiny_model):
+    """Of each test anew: its gateway remembers whom it has convicted."""
     with Cluster(
         tiny_model,
         draft=(f"inproc:{KILLER}=support.killer_proposer:create",),
@@ -57,23 +58,33 @@ def answers_calls(cluster):
     return False
 
 
+def refusal(cluster, job):
+    """What a request fails with."""
+
+    async def run():
+        async with connect(cluster.gateway_grpc) as runner:
+            with pytest.raises(grpc.RpcError) as raised:
+                await runner.generate(job)
+            return raised.value
+
+    return asyncio.run(run())
+
+
 @pytest.mark.slow
 def test_those_that_queue_through_many_losses_are_answered(cluster):
     """Two at a time run; whoever queues behind them has lost more services than convict one that ran."""
     work = jobs(40, tokens=400)
     plain = tokens_of(ask(cluster, work, len(work)))
 
-    async def run():
-        async with connect(cluster.gateway_grpc) as runner:
-            streams = asyncio.create_task(runner.run(work, len(work)))
-            for _ in range(4):
-                await asyncio.to_thread(wait_until, lambda: streams.done() or committed(cluster) > 20, "never running")
-                assert not streams.done(), "the streams were too short for this test, or failed"
-                await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
-                cluster.start("verify")
-            return await streams
+    def strike():
+        for _ in range(4):
+            wait_until(lambda: committed(cluster) > 20, "never running")
+            cluster.kill("verify", signal.SIGKILL)
+            cluster.start("verify")
 
-    assert tokens_of(asyncio.run(run())) == plain
+    answers = ask_while(cluster, work, strike)
+    for tokens, each in zip(plain, answers, strict=True):
+        assert tokens_of(each) == [tokens] * len(each)
     assert "ran alone" not in cluster.logs("gateway")
 
 
@@ -84,27 +95,25 @@ def test_a_request_that_kills_is_found_and_all_others_are_answered(cluster):
     deadly = replace(jobs(1, tokens=8, length=9)[0], proposer=KILLER)
     before = state(cluster).committed_tokens
 
-    async def run():
-        async with connect(cluster.gateway_grpc) as runner:
-            streams = asyncio.create_task(runner.run(work, len(work)))
-            await asyncio.to_thread(wait_until, lambda: state(cluster).committed_tokens > before, "never running")
-            with pytest.raises(grpc.RpcError) as raised:
-                await runner.generate(deadly)
-            # One that answers was started anew, after the keeper has counted the loss of the one before.
-            await asyncio.to_thread(wait_until, lambda: answers_calls(cluster), "never back")
-            killed = kept.killed
-            with pytest.raises(grpc.RpcError) as again:
-                await runner.generate(deadly)
-            assert kept.killed == killed
-            return raised.value, again.value, await streams
+    errors = []
+
+    def kill():
+        wait_until(lambda: state(cluster).committed_tokens > before, "never running")
+        errors.append(refusal(cluster, deadly))
+        # One that answers was started anew, after the keeper has counted the loss of the one before.
+        wait_until(lambda: answers_calls(cluster), "never back")
+        killed = kept.killed
+        errors.append(refusal(cluster, deadly))
+        assert kept.killed == killed
 
     with KeptVerify(cluster) as kept:
-        *errors, answers = asyncio.run(run())
+        answers = ask_while(cluster, work, kill)
     for error in errors:
         assert error.code() is grpc.StatusCode.INTERNAL
         assert "while this request ran alone" in error.details()
     assert 2 <= kept.killed <= 10  # the longer a trial takes, as on a busy machine, the less one loss says
-    assert tokens_of(answers) == plain
+    for tokens, each in zip(plain, answers, strict=True):
+        assert tokens_of(each) == [tokens] * len(each)
     assert cluster.logs("gateway").count("ran alone") == 1
 
 

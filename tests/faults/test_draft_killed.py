@@ -86,7 +86,6 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
             await asyncio.to_thread(cluster.kill, "draft", signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: state(cluster).attachments == 0, "the attachment stayed")
             killed = state(cluster)
-            assert killed.running > 0
             # A wait counts a miss for each stream; after MAX_TIMEOUTS in a row the drafter is not waited for. On a busy
             # machine it misses some between hits before it dies.
             assert killed.draft_misses - alive.draft_misses <= 4 * STREAMS * MAX_TIMEOUTS
@@ -104,7 +103,10 @@ def test_killed_and_restarted_in_mid_stream(cluster, plain, metrics_port):
             return [answer for answers in await streams for answer in answers]
 
     cluster.start_draft()
-    answers = asyncio.run(run())
+    try:
+        answers = asyncio.run(run())
+    finally:
+        cluster.kill("draft")
     assert len(answers) >= STREAMS
     assert all(answer.finish_reason == "FINISH_REASON_LENGTH" for answer in answers)
     waits, overdue = waits_of(metrics_port)

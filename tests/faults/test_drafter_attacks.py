@@ -183,10 +183,12 @@ def test_the_whole_ring_scribbled_over_all_the_time_changes_no_token(cluster, pl
 
 
 def under_streams(cluster, during, **fields):
+    before = state(cluster).committed_tokens
+
     async def run():
         async with connect(cluster.gateway_grpc) as runner:
             streams = asyncio.create_task(runner.run(drafted(**fields), STREAMS))
-            await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never ran")
+            await asyncio.to_thread(wait_until, lambda: state(cluster).committed_tokens > before, "never ran")
             await asyncio.to_thread(during)
             return await streams
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import threading
+from dataclasses import replace
 
 import grpc
 import httpx
@@ -10,19 +12,15 @@ import pytest
 from benchmarks.lib.runner import connect
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
-from support.models import make_tiny_model
+from support.hostile import HostileDrafter
 
 STREAMS = 16
 TOKENS = 160
 PATIENT = ("--drain-seconds", "200")
 """The default may be too short for a machine that is busy otherwise."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Large enough that streams are still running when the refusals are asked for."""
-    folder = tmp_path_factory.mktemp("drain") / "model"
-    return make_tiny_model(folder, hidden_size=512, intermediate_size=2048, layers=8, heads=8, kv_heads=2)
+SLOW = ("--proposers", "slow", "--default-proposer", "none", "--draft-deadline-ms", "5000")
+TREE_SECONDS = 0.01
+"""A step of all streams takes so long for each of them, and they last until nobody needs them to."""
 
 
 def drains(cluster, service):
@@ -33,15 +31,25 @@ def drains(cluster, service):
 
 @pytest.mark.parametrize("service", ["gateway", "verify"])
 @pytest.mark.slow
-def test_streams_finish_and_new_requests_are_refused(model, service):
-    with Cluster(model, draft=("ngram",), verify_args=PATIENT, gateway_args=PATIENT) as cluster:
+def test_streams_finish_and_new_requests_are_refused(tiny_model, service):
+    over = threading.Event()
+
+    def late(wanted):
+        over.wait(TREE_SECONDS)
+        return [wanted.tree([5], [-1])]
+
+    with (
+        Cluster(tiny_model, verify_args=(*PATIENT, *SLOW), gateway_args=PATIENT) as cluster,
+        HostileDrafter(cluster.verify_address, late, name="slow"),
+    ):
         work = jobs(STREAMS, tokens=TOKENS, length=8)
         plain = tokens_of(ask(cluster, work, STREAMS))
+        slow = [replace(job, proposer="slow", max_nodes=4) for job in work]
         model_name = httpx.get(f"{cluster.http_url}/v1/models", timeout=60).json()["data"][0]["id"]
 
         async def run():
             async with connect(cluster.gateway_grpc) as runner:
-                streams = asyncio.create_task(runner.run(work, STREAMS))
+                streams = asyncio.create_task(runner.run(slow, STREAMS))
                 await asyncio.to_thread(wait_until, lambda: state(cluster).running == STREAMS, "never all running")
                 cluster.processes[service].send_signal(signal.SIGTERM)
                 await asyncio.to_thread(wait_until, lambda: drains(cluster, service), "never drained")
@@ -54,6 +62,7 @@ def test_streams_finish_and_new_requests_are_refused(model, service):
                         refusal = (await client.post("/v1/completions", json=body)).status_code
                     except httpx.ConnectError:
                         refusal = "connection refused"
+                over.set()
                 return raised.value.code(), refusal, await streams
 
         code, refusal, answers = asyncio.run(run())

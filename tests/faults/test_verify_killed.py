@@ -16,7 +16,7 @@ import pytest
 from benchmarks.lib.runner import connect, verify_state
 from support.ask import ask, jobs, state, tokens_of, wait_until
 from support.cluster import Cluster
-from support.mixed_requests import answers, mixed
+from support.mixed_requests import answers, answers_while, mixed
 from support.serve_process import start
 
 TOKENS = 300
@@ -56,21 +56,19 @@ def test_killed_and_hung_under_streams_it_changes_no_token(served):
     undisturbed = asyncio.run(answers(served.http, served.grpc, asks))
     committed = verify_state(served.verify).committed_tokens
 
-    async def run():
-        streams = asyncio.create_task(answers(served.http, served.grpc, asks))
+    def strike():
         former, least = None, committed + 500
         for blow in BLOWS:
-            facts = await asyncio.to_thread(
-                served.wait_for, lambda facts, former=former: facts.verify.process_id not in (None, former)
-            )
-            await asyncio.to_thread(wait_until, lambda least=least: moved_on(served, least), "never running")
-            assert not streams.done(), "the streams were too short for this test"
+            facts = served.wait_for(lambda facts, former=former: facts.verify.process_id not in (None, former))
+            wait_until(lambda least=least: moved_on(served, least), "never running")
             former, least = facts.verify.process_id, 500
             os.kill(former, blow)
-        return await streams
+        served.wait_for(lambda facts, former=former: facts.verify.process_id not in (None, former))
 
-    for one, other in zip(undisturbed, asyncio.run(run()), strict=True):
-        assert one == other
+    disturbed = asyncio.run(answers_while(served.http, served.grpc, asks, strike))
+    for one, others in zip(undisturbed, disturbed, strict=True):
+        for other in others:
+            assert one == other
     metrics = httpx.get(f"{served.http}/metrics", timeout=60).text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in metrics if line.startswith("slipstream_gateway_"))
     assert float(values["slipstream_gateway_resumed_choices_total"]) >= 16
@@ -122,7 +120,7 @@ def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(
     with Cluster(
         tiny_model,
         draft=("ngram",),
-        verify_args=("--num-pages", "512"),
+        verify_args=("--num-pages", "512", "--max-running", "1"),
         gateway_args=("--resume-seconds", "2"),
     ) as cluster:
         body = {"model": "tiny-target", "prompt": [11, 12, 13], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -135,7 +133,8 @@ def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(
                 httpx.AsyncClient(base_url=cluster.http_url, timeout=60) as web,
             ):
                 long = replace(request, max_tokens=450, proposer="ngram")
-                streams = [asyncio.create_task(runner.generate(long)) for _ in range(8)]
+                # One at a time they take many seconds, so that the blow comes in time.
+                streams = [asyncio.create_task(runner.generate(long)) for _ in range(64)]
                 whole = asyncio.create_task(web.post("/v1/completions", json={**body, "max_tokens": 450}))
                 await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
                 await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)

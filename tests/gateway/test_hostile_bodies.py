@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.ask import wait_until
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 from support.loop_holds import LoopHolds
@@ -137,7 +138,7 @@ def test_a_body_up_to_the_limit_is_refused_by_name_and_nobody_else_notices(
             answer = check(hostile_gateway, path, body)
             error = answer.json()["error"]
             assert (name, answer.status_code, error["param"] or "") == (name, 400, field), error
-            assert stream.chunks > before, name
+            wait_until(lambda before=before: stream.chunks > before, name)
         assert stream.status == 200
     finally:
         stream.stop()

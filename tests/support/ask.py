@@ -17,6 +17,29 @@ def ask(cluster, jobs, concurrency=8):
     return asyncio.run(run())
 
 
+def ask_while(cluster, jobs, action):
+    """What each job was answered each time: all at once, again and again until `action()` has returned."""
+
+    async def run():
+        over = asyncio.Event()
+
+        async def repeat(runner, job):
+            answers = []
+            while not over.is_set():
+                answers.append(await runner.generate(job))
+            return answers
+
+        async with connect(cluster.gateway_grpc) as runner, asyncio.TaskGroup() as group:
+            streams = [group.create_task(repeat(runner, job)) for job in jobs]
+            try:
+                await asyncio.to_thread(action)
+            finally:
+                over.set()
+        return [stream.result() for stream in streams]
+
+    return asyncio.run(run())
+
+
 def jobs(count, *, tokens, length=24, vocabulary=(10, 500), temperatures=(0.0, 0.8), **fields):
     """Requests for random prompts, temperatures in turn; equal arguments give equal requests."""
     draw = random.Random(f"{count} {length}")

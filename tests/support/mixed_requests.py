@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +43,33 @@ def mixed(stop: list[str], tokens: int) -> list[Ask]:
 
 async def answers(http: str, grpc: str, asks: list[Ask]) -> list[Any]:
     """What all of them say when they are asked at once: see `_whole`, `_streamed`, `_called`."""
-    async with (
-        AsyncClient(grpc) as client,
-        httpx.AsyncClient(base_url=f"{http}/v1/", timeout=180) as web,
-    ):
-        return await asyncio.gather(*(_answer(client, web, ask) for ask in asks))
+    async with _clients(http, grpc) as clients:
+        return await asyncio.gather(*(_answer(*clients, ask) for ask in asks))
+
+
+async def answers_while(http: str, grpc: str, asks: list[Ask], action: Callable[[], object]) -> list[list[Any]]:
+    """What each says each time: all at once, again and again until `action()` has returned."""
+    over = asyncio.Event()
+
+    async def repeat(clients: tuple[AsyncClient, httpx.AsyncClient], ask: Ask) -> list[Any]:
+        said = []
+        while not over.is_set():
+            said.append(await _answer(*clients, ask))
+        return said
+
+    async with _clients(http, grpc) as clients, asyncio.TaskGroup() as group:
+        streams = [group.create_task(repeat(clients, ask)) for ask in asks]
+        try:
+            await asyncio.to_thread(action)
+        finally:
+            over.set()
+    return [stream.result() for stream in streams]
+
+
+@asynccontextmanager
+async def _clients(http: str, grpc: str) -> AsyncIterator[tuple[AsyncClient, httpx.AsyncClient]]:
+    async with AsyncClient(grpc) as client, httpx.AsyncClient(base_url=f"{http}/v1/", timeout=180) as web:
+        yield client, web
 
 
 async def _answer(client: AsyncClient, web: httpx.AsyncClient, ask: Ask) -> Any:

@@ -188,18 +188,18 @@ def test_content_parts_and_the_developer_role(gateway: GatewayProcess, verify: F
 
 
 def test_retry_after_says_how_long_the_queue_is(gateway: GatewayProcess, verify: FakeVerify) -> None:
-    verify.reset(first_seconds=3.0)
-    long, full = CHAT | {"n": 60, "max_tokens": 1}, CHAT | {"speculation": {"proposer": "busy"}}
+    verify.reset(step_seconds=0.5)
+    long, full = CHAT | {"n": 60, "max_tokens": 120, "ignore_eos": True}, CHAT | {"speculation": {"proposer": "busy"}}
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(post, gateway, "chat/completions", long)]
         verify.wait_for(lambda seen: len(seen.submits) == 60)
         early = post(gateway, "chat/completions", full)
         time.sleep(2.0)
-        verify.script.first_seconds = 0.0
         assert post(gateway, "chat/completions", CHAT | {"n": 6, "max_tokens": 1}).status_code == 200
         late = post(gateway, "chat/completions", full)
         with Client(gateway.grpc_address) as client, pytest.raises(ResourceExhaustedError) as caught:
             client.generate("x", speculation=SpeculationOptions(proposer="busy"))
+        verify.script.step_seconds = 0.0
         assert all(answer.result().status_code == 200 for answer in running)
     assert (early.status_code, late.status_code) == (429, 429)
     assert 1 <= int(early.headers["retry-after"]) <= 60

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from support import raw_http
+from support.ask import wait_until
 from support.fake_verify import FakeVerify
 from support.gateway_process import GatewayProcess
 from support.raw_http import exchange, request, statuses
@@ -32,7 +33,7 @@ def chunks(body: bytes, size: int) -> bytes:
 @pytest.fixture(scope="module")
 def hasty(tokenizer_folder: Path) -> Iterator[tuple[GatewayProcess, FakeVerify]]:
     """A gateway with short deadlines."""
-    arguments = ("--head-seconds", "1", "--body-seconds", "1", "--keep-alive-seconds", "3", "--reader-seconds", "2")
+    arguments = ("--head-seconds", "1", "--body-seconds", "1", "--keep-alive-seconds", "60", "--reader-seconds", "2")
     with FakeVerify() as verify, GatewayProcess(tokenizer_folder, verify.address, *arguments) as gateway:
         yield gateway, verify
 
@@ -210,14 +211,20 @@ def test_beyond_the_limit_the_one_that_waits_longest_gives_way_to_a_new_one(toke
         httpx.Client(base_url=gateway.http_url, timeout=60) as client,
     ):
         verify.reset(step_seconds=0.2)
-        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 20}) as stream:
+        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 400}) as stream:
             idle = [raw_http.connect(gateway.http_url) for _ in range(7)]
             time.sleep(1.2)  # from which time on a connection that says nothing may be closed
             assert httpx.get(f"{gateway.http_url}/health", timeout=60).status_code == 200
-            late = [raw_http.connect(gateway.http_url) for _ in range(7)]
-            refused = exchange(gateway.http_url, [request("GET", "/v1/models")])
-            assert statuses(refused) == [503]
-            assert b"retry-after: 1\r\n" in refused
+            late, answers = [], []
+
+            def refused() -> bool:
+                """Whether one more is, while all others are still too new to be closed."""
+                late.extend(raw_http.connect(gateway.http_url) for _ in range(7))
+                answers.append(exchange(gateway.http_url, [request("GET", "/v1/models")]))
+                return statuses(answers[-1]) == [503]
+
+            wait_until(refused, lambda: answers[-1])
+            assert b"retry-after: 1\r\n" in answers[-1]
             assert statuses(exchange(gateway.http_url, [PROBE])) == [200]
             assert [connection.recv(1) for connection in idle] == [b""] * 7
             verify.script.step_seconds = 0.0
