@@ -23,7 +23,7 @@ def cluster(tiny_model, tmp_path_factory):
     with Cluster(
         tiny_model,
         draft=(f"draft-model:{tiny_model}", "ngram"),
-        verify_args=("--draft-deadline-ms", "1000"),
+        verify_args=("--draft-deadline-ms", "5000"),
         draft_args=("--max-depth", "4", "--topk", "1"),
         sockets=tmp_path_factory.mktemp("sockets"),
     ) as running:

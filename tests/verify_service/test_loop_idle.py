@@ -22,24 +22,27 @@ REQUEST = GenerationRequest(
 
 
 def test_a_loop_without_requests_works_ahead_until_one_comes(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, begun = [0], threading.Event()
+    wanted, begun, answered, again = (threading.Event() for _ in range(4))
 
     def prepare(engine: CpuModelRunner) -> bool:
-        if left[0] > 0:
+        if wanted.is_set():
             begun.set()
+        if answered.is_set():
+            again.set()
         time.sleep(0.005)
-        left[0] -= 1
-        return left[0] > 0
+        return wanted.is_set()
 
     monkeypatch.setattr(CpuModelRunner, "prepare", prepare)
     with running_loop(model, CONFIG) as runner:
-        left[0] = 40  # a drafter has come
+        wanted.set()  # a drafter has come
         assert begun.wait(60.0)
         answer = runner.run([REQUEST])[0]
         assert answer.last.error is None
-        assert left[0] > 0
+        answered.set()
+        assert again.wait(60.0)
+        assert not runner.loop.wait_idle(0.0)
+        wanted.clear()
         assert runner.loop.wait_idle(60.0)
-        assert left[0] <= 0
 
 
 def test_what_is_wanted_before_the_start_is_done_before_any_request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from slipstream.client import Client
+from support.ask import wait_until
 from support.cluster import Cluster, free_ports
 from training.answers.asker import GatewayGoneError
 from training.answers.dataset import AnswerSet
@@ -138,13 +140,20 @@ def journalled(folder):
 
 def test_a_run_that_is_killed_goes_on_without_loss_or_duplicates(whole, prompts, cluster, tmp_path):
     folder = tmp_path / "killed"
-    for goal in (1, 7):
+
+    def killed(goal):
         process = start(prompts, folder, cluster.gateway_grpc)
         while process.poll() is None and journalled(folder) < goal:
             time.sleep(0.005)
         process.kill()
         process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        return process.returncode == -signal.SIGKILL
+
+    def killed_in_time():
+        shutil.rmtree(folder, ignore_errors=True)
+        return killed(1) and killed(7)
+
+    wait_until(killed_in_time, "the runs were too short for this test")
     kept = journalled(folder)
     assert 7 <= kept < 18
     with (folder / JOURNAL).open("ab") as journal:
@@ -159,18 +168,22 @@ def test_a_run_that_is_killed_goes_on_without_loss_or_duplicates(whole, prompts,
 def test_a_gateway_that_dies_is_waited_for(whole, prompts, cluster, tmp_path):
     folder = tmp_path / "answers"
     outcomes = []
-    run = threading.Thread(
-        target=lambda: outcomes.append(collect(prompts, folder, cluster.gateway_grpc, concurrency=2))
-    )
-    run.start()
-    while run.is_alive() and journalled(folder) < 3:
-        time.sleep(0.005)
-    cluster.kill("gateway")
-    cluster.start("gateway")
-    cluster.wait_ready()
-    run.join(100)
-    (outcome,) = outcomes
-    assert outcome.retries["Unavailable"] > 0
+
+    def waited_for():
+        shutil.rmtree(folder, ignore_errors=True)
+        run = threading.Thread(
+            target=lambda: outcomes.append(collect(prompts, folder, cluster.gateway_grpc, concurrency=2))
+        )
+        run.start()
+        while run.is_alive() and journalled(folder) < 3:
+            time.sleep(0.005)
+        cluster.kill("gateway")
+        cluster.start("gateway")
+        cluster.wait_ready()
+        run.join(100)
+        return outcomes[-1].retries["Unavailable"] > 0
+
+    wait_until(waited_for, "the runs were too short for this test")
     assert contents(folder) == contents(whole)
 
 

@@ -21,6 +21,7 @@ from training.fit.settings import FitSettings, RunOptions
 
 ALONE = World(0, 1, torch.device("cpu"))
 SETTINGS = FitSettings(unroll=3, draft_vocab=64, row_length=48, batch_rows=4, lr=3e-3, max_steps=12, epochs=20, chain=3)
+KILLED_AT = Path(CHECKPOINTS) / "step-00000004.pt"
 QUIET = RunOptions(log_every=3, evaluate_every=6, checkpoint_every=4, progress=False)
 
 
@@ -98,12 +99,13 @@ def test_a_run_that_fails_goes_on_to_the_same_bits(whole: Path, source: InMemory
     assert results(tmp_path) == results(whole)
 
 
-def train_slowly(source: InMemory, folder: Path) -> None:
-    """A run that a signal has time to hit."""
+def train_until_killed(source: InMemory, folder: Path) -> None:
+    """A run that goes no further once it has the checkpoint."""
     original = source.batch
 
     def batch(indices):
-        time.sleep(0.05)
+        if (folder / KILLED_AT).is_file():
+            time.sleep(600)
         return original(indices)
 
     source.batch = batch
@@ -111,9 +113,9 @@ def train_slowly(source: InMemory, folder: Path) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(whole: Path, source: InMemory, tmp_path: Path) -> None:
-    process = mp.get_context("spawn").Process(target=train_slowly, args=(fresh(source), tmp_path))
+    process = mp.get_context("spawn").Process(target=train_until_killed, args=(fresh(source), tmp_path))
     process.start()
-    while process.is_alive() and not (tmp_path / CHECKPOINTS / "step-00000004.pt").is_file():
+    while process.is_alive() and not (tmp_path / KILLED_AT).is_file():
         time.sleep(0.01)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
