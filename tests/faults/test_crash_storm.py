@@ -125,7 +125,7 @@ def test_nobody_waits_beyond_the_deadline_however_often_the_service_comes_back(t
         verify_args=("--max-running", str(RUNNING)),
         gateway_args=("--resume-seconds", str(RESUME_SECONDS)),
     ) as cluster:
-        work = jobs(40, tokens=400)
+        work = 4 * jobs(40, tokens=400)  # which two at a time take many seconds without a storm
 
         async def one(client, job):
             """The error that it ends with, if any, and how long after its latest token, or its start, that came."""

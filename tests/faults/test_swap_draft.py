@@ -39,7 +39,8 @@ def good(demo_draft_model):
 
 
 def rate(drafters):
-    return sum(d.accepted_tokens for d in drafters) / max(1, sum(d.drafted_tokens for d in drafters))
+    """Accepted tokens of a tree."""
+    return sum(d.accepted_tokens for d in drafters) / max(1, sum(d.hits for d in drafters))
 
 
 def test_a_new_draft_service_takes_over_under_load(cluster, plain, demo_draft_model):

@@ -135,7 +135,7 @@ def test_without_a_restart_clients_learn_of_it_in_time_and_the_gateway_recovers(
                 long = replace(request, max_tokens=450, proposer="ngram")
                 # One at a time they take many seconds, so that the blow comes in time.
                 streams = [asyncio.create_task(runner.generate(long)) for _ in range(64)]
-                whole = asyncio.create_task(web.post("/v1/completions", json={**body, "max_tokens": 450}))
+                whole = asyncio.create_task(web.post("/v1/completions", json={**body, "max_tokens": 450, "n": 64}))
                 await asyncio.to_thread(wait_until, lambda: state(cluster).running > 0, "never running")
                 await asyncio.to_thread(cluster.kill, "verify", signal.SIGKILL)
                 outcomes = await asyncio.gather(*streams, return_exceptions=True)
