@@ -33,8 +33,11 @@ class Step:
 
     @property
     def drafted(self) -> bool:
-        """Whether any of its rows is a tree's: then only its decision tells how far a request has come."""
-        return any(item.drafted for item in self.items)
+        """Whether any of its rows is a tree's: then only its decision tells how far a request has come.
+
+        Of requests that are over nobody asks that.
+        """
+        return any(item.drafted and not item.state.finished for item in self.items)
 
 
 class StepQueue:

@@ -141,6 +141,16 @@ def test_nothing_is_launched_beyond_a_tree() -> None:
     assert pipeline.can_launch
 
 
+def test_beyond_trees_of_requests_that_are_over_the_next_step_is_launched() -> None:
+    pipeline, _ = bench(1)
+    states = [decoding(), decoding()]
+    pipeline.launch([ScheduledRequest(state, 1, TokenTree.chain([1])) for state in states])
+    states[0].finished = True
+    assert not pipeline.can_launch
+    states[1].finished = True
+    assert pipeline.can_launch
+
+
 def test_nothing_is_launched_beyond_a_request_that_will_ask_for_a_tree() -> None:
     trees = Attached()
     pipeline, _ = bench(1, trees)
