@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import threading
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,21 @@ from verify_service.server.verify_servicer import VerifyServicer
 @pytest.fixture(scope="module")
 def model(tiny_model: Path) -> CausalLM:
     return CausalLM.load(tiny_model, threads=1)
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Steps take long until it is set, so that requests last as long as a test needs them; a start does not."""
+    hurry, forward = threading.Event(), CausalLM.forward
+
+    def late(*args: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            hurry.wait(0.05)
+        return forward(*args)
+
+    monkeypatch.setattr(CausalLM, "forward", late)
+    yield hurry
+    hurry.set()
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -53,7 +69,9 @@ def test_many_requests_share_one_stream(model: CausalLM) -> None:
     run(scenario())
 
 
-def test_each_request_is_told_of_once_when_it_starts_and_not_while_it_is_queued(model: CausalLM) -> None:
+def test_each_request_is_told_of_once_when_it_starts_and_not_while_it_is_queued(
+    model: CausalLM, hurry: threading.Event
+) -> None:
     async def scenario() -> None:
         async with served(model, max_running=1) as one, open_channel(one.address) as channel:
             client = Client(channel)
@@ -115,12 +133,14 @@ def test_a_refusal_names_the_field_and_leaves_the_session_working(
     run(scenario())
 
 
-def test_a_full_queue_is_resource_exhausted(model: CausalLM) -> None:
+def test_a_full_queue_is_resource_exhausted(model: CausalLM, hurry: threading.Event) -> None:
     async def scenario() -> None:
         async with served(model, max_running=1, max_queued=1) as one, open_channel(one.address) as channel:
             client = Client(channel)
             for request_id in range(4):
                 await client.submit(request_id, max_tokens=100)
+            await client.finish(3)
+            hurry.set()
             await client.finish(*range(4))
             codes = sorted(client.last(request_id).error.code for request_id in range(4))
             assert codes[0] == 0
@@ -146,7 +166,7 @@ def test_a_message_without_meaning_ends_only_its_own_stream(model: CausalLM, dat
     run(scenario())
 
 
-def test_a_request_id_in_use_ends_the_stream(model: CausalLM) -> None:
+def test_a_request_id_in_use_ends_the_stream(model: CausalLM, hurry: threading.Event) -> None:
     async def scenario() -> None:
         async with served(model) as one, open_channel(one.address) as channel:
             client = Client(channel)
@@ -170,7 +190,7 @@ async def idle(one: Served) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_cancel_ends_one_request_and_frees_its_pages(model: CausalLM) -> None:
+def test_cancel_ends_one_request_and_frees_its_pages(model: CausalLM, hurry: threading.Event) -> None:
     async def scenario() -> None:
         async with served(model) as one, open_channel(one.address) as channel:
             client = Client(channel)
@@ -179,7 +199,9 @@ def test_cancel_ends_one_request_and_frees_its_pages(model: CausalLM) -> None:
             await client.read()
             await client.cancel(1)
             await client.cancel(77)
-            await client.finish(1, 2)
+            await client.finish(1)
+            hurry.set()
+            await client.finish(2)
             assert client.last(1).finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
             assert len(client.tokens(1)) < 400
             assert len(client.tokens(2)) == 20
@@ -189,7 +211,7 @@ def test_cancel_ends_one_request_and_frees_its_pages(model: CausalLM) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
-def test_a_broken_stream_cancels_its_requests(model: CausalLM, how: str) -> None:
+def test_a_broken_stream_cancels_its_requests(model: CausalLM, hurry: threading.Event, how: str) -> None:
     async def scenario() -> None:
         async with served(model) as one:
             async with open_channel(one.address) as channel:
@@ -206,7 +228,7 @@ def test_a_broken_stream_cancels_its_requests(model: CausalLM, how: str) -> None
     run(scenario())
 
 
-def test_drain_finishes_what_runs_and_refuses_the_rest(model: CausalLM) -> None:
+def test_drain_finishes_what_runs_and_refuses_the_rest(model: CausalLM, hurry: threading.Event) -> None:
     async def scenario() -> None:
         async with served(model) as one, open_channel(one.address) as channel:
             client = Client(channel)
@@ -221,6 +243,8 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(model: CausalLM) -> None:
                 await client.stub.GetInfo(verify_pb2.GetInfoRequest())
             assert isinstance(from_rpc_error(caught.value), UnavailableError)
             await client.submit(9)
+            await client.finish(9)
+            hurry.set()
             assert isinstance(await client.error(), UnavailableError)
             assert [len(client.tokens(request_id)) for request_id in range(4)] == [200] * 4
             assert client.last(9).error.code == grpc.StatusCode.UNAVAILABLE.value[0]
@@ -229,7 +253,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(model: CausalLM) -> None:
     run(scenario())
 
 
-def test_a_drain_out_of_time_answers_what_is_left(model: CausalLM) -> None:
+def test_a_drain_out_of_time_answers_what_is_left(model: CausalLM, hurry: threading.Event) -> None:
     async def scenario() -> None:
         async with served(model) as one, open_channel(one.address) as channel:
             client = Client(channel)
