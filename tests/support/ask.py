@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from functools import partial
 
 from benchmarks.lib.runner import Job, connect, verify_state
 
@@ -21,23 +22,29 @@ def ask_while(cluster, jobs, action):
     """What each job was answered each time: all at once, again and again until `action()` has returned."""
 
     async def run():
-        over = asyncio.Event()
-
-        async def repeat(runner, job):
-            answers = []
-            while not over.is_set():
-                answers.append(await runner.generate(job))
-            return answers
-
-        async with connect(cluster.gateway_grpc) as runner, asyncio.TaskGroup() as group:
-            streams = [group.create_task(repeat(runner, job)) for job in jobs]
-            try:
-                await asyncio.to_thread(action)
-            finally:
-                over.set()
-        return [stream.result() for stream in streams]
+        async with connect(cluster.gateway_grpc) as runner:
+            return await repeated_while([partial(runner.generate, job) for job in jobs], action)
 
     return asyncio.run(run())
+
+
+async def repeated_while(asks, action):
+    """What each of these async functions returns each time: all at once, again and again until `action()` has."""
+    over = asyncio.Event()
+
+    async def repeat(ask):
+        answers = []
+        while not over.is_set():
+            answers.append(await ask())
+        return answers
+
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(repeat(ask)) for ask in asks]
+        try:
+            await asyncio.to_thread(action)
+        finally:
+            over.set()
+    return [stream.result() for stream in streams]
 
 
 def jobs(count, *, tokens, length=24, vocabulary=(10, 500), temperatures=(0.0, 0.8), **fields):

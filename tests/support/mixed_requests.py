@@ -7,11 +7,13 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 
 from slipstream import AsyncClient
+from support.ask import repeated_while
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,8 @@ async def answers(http: str, grpc: str, asks: list[Ask]) -> list[Any]:
 
 async def answers_while(http: str, grpc: str, asks: list[Ask], action: Callable[[], object]) -> list[list[Any]]:
     """What each says each time: all at once, again and again until `action()` has returned."""
-    over = asyncio.Event()
-
-    async def repeat(clients: tuple[AsyncClient, httpx.AsyncClient], ask: Ask) -> list[Any]:
-        said = []
-        while not over.is_set():
-            said.append(await _answer(*clients, ask))
-        return said
-
-    async with _clients(http, grpc) as clients, asyncio.TaskGroup() as group:
-        streams = [group.create_task(repeat(clients, ask)) for ask in asks]
-        try:
-            await asyncio.to_thread(action)
-        finally:
-            over.set()
-    return [stream.result() for stream in streams]
+    async with _clients(http, grpc) as clients:
+        return await repeated_while([partial(_answer, *clients, ask) for ask in asks], action)
 
 
 @asynccontextmanager

@@ -93,14 +93,15 @@ class StepLauncher:
     def _work_behind_launch(self, items: Sequence[ScheduledRequest], *, promised: bool = False) -> None:
         """Do what the step just launched leaves time for: its host trees, news of the last step, drafts behind it.
 
-        While a device drafts the step's trees clients are told; drafters are where the trees were promised. Masks go
-        before news otherwise: with these threads that serve clients begin to want the interpreter.
+        While a device drafts the step's trees clients are told. Where it had promised them, drafters are told then of
+        the last step. Masks go before news otherwise: with these threads that serve clients begin to want the
+        interpreter.
         """
-        if not promised and not_on_host(items):
+        if promised or not_on_host(items):
             attempt(self._deliver)
         self._steps.read_trees()
         if promised:
-            attempt(self._tell_of_last_step)
+            attempt(self._tell_drafters)
         self._steps.enqueue_drafts()
         attempt(self._steps.begin_masks)
 
@@ -134,7 +135,6 @@ class StepLauncher:
     def finish_ahead(self) -> None:
         """Do what the launch of a step ahead of the decision before it has left to be done behind that."""
         if items := self._steps.take_ahead():
-            attempt(self._deliver)
             attempt(partial(self._work_behind_launch, items, promised=True))
 
     def _schedule(self, *, may_preempt: bool) -> list[ScheduledRequest]:
@@ -159,7 +159,6 @@ class StepLauncher:
                 self._speculation.begin(state, self._features.history(state), self._scheduler.num_expected)
         return plan.rows
 
-    def _tell_of_last_step(self) -> None:
-        """Tell clients of the last step, and drafters, as the next one is under way with promised trees."""
-        self._deliver()
+    def _tell_drafters(self) -> None:
+        """Of the last step, as the next one is under way with promised trees."""
         self._updates.send(self._scheduler.num_running, launched=True)

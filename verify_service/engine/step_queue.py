@@ -88,7 +88,7 @@ class StepQueue:
     @property
     def _may_look_past(self) -> bool:
         steps = self._steps
-        return len(steps) == 1 and self._engine.launches_unresolved and not steps[0].constrained
+        return len(steps) == 1 <= self._engine.lookahead and not steps[0].constrained
 
     @property
     def seconds_ahead(self) -> float:

@@ -30,23 +30,16 @@ class ModelRunner(Protocol[L]):
 
     @property
     def lookahead(self) -> int:
-        """How many steps may be launched beyond one that is not decided yet, as long as none of them has a tree.
+        """How many steps may be launched beyond one that is not decided yet.
 
-        0 for an engine that computes within `launch`.
-        """
-        ...
-
-    @property
-    def launches_unresolved(self) -> bool:
-        """Whether a step may be launched beyond one that has trees, and is not decided.
-
-        Then its items are `unresolved` whose requests that one decides for, and all of its items of one token decide.
+        0 for an engine that computes within `launch`. Where that one has trees, one step may: its items are
+        `unresolved` whose requests that one decides for, and all of its items of one token decide.
         """
         ...
 
     @property
     def takes_unresolved_trees(self) -> bool:
-        """Whether such items may have trees that one round on a device drafts behind the step before."""
+        """Whether unresolved items may have trees that one round on a device drafts behind the step before."""
         ...
 
     def begin(self, state: RequestState) -> None:

@@ -68,7 +68,7 @@ class CpuModelRunner:
     """A ModelRunner over a model whose passes run in the calling thread and its team."""
 
     lookahead = 0
-    launches_unresolved = takes_unresolved_trees = False
+    takes_unresolved_trees = False
 
     def __init__(self, model: CausalLM, config: EngineConfig, page_table: PageTable) -> None:
         self._model = model

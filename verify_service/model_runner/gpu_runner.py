@@ -78,7 +78,6 @@ class GpuModelRunner:
     """A ModelRunner over a model that keeps tokens, counts and KV on its device from step to step."""
 
     lookahead = 1
-    launches_unresolved = True
 
     def __init__(self, model: GpuModel, config: EngineConfig, page_table: PageTable) -> None:
         _check_limits(model, config)

@@ -28,7 +28,7 @@ def launcher(target: Target, journal: list[str]) -> StepLauncher:
     launcher = LoopRunner(target, CONFIG).loop._launcher
     for name in OWN:
         setattr(launcher._steps, name, partial(journal.append, name))
-    launcher._tell_of_last_step = partial(journal.append, "drafters")
+    launcher._tell_drafters = partial(journal.append, "drafters")
     launcher._deliver = lambda: journal.append("clients") or 1 / 0  # which costs the step nothing
     return launcher
 
@@ -39,7 +39,7 @@ def test_clients_are_told_before_trees_are_waited_for(
     with caplog.at_level(logging.CRITICAL):
         for item, promised in ((LATE, False), (SimpleNamespace(tree=None), False), (LATE, True)):
             launcher._work_behind_launch([item], promised=promised)
-    assert journal == ["clients", *OWN, *OWN, "read_trees", "drafters", "enqueue_drafts"]
+    assert journal == ["clients", *OWN, *OWN, "clients", "read_trees", "drafters", "enqueue_drafts"]
 
 
 def test_what_a_launch_ahead_has_left_is_done_once_the_step_before_is_decided(

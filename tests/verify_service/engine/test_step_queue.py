@@ -48,7 +48,7 @@ class Scripted:
         self.journal: list[str] = []
         self.failing = False
         self.measured: StepTimes | None = None
-        self.launches_unresolved = self.takes_unresolved_trees = True
+        self.takes_unresolved_trees = True
         self.spans: list[RingSlice] = []
         self.path = AcceptedPath((), (7,))
 
@@ -274,9 +274,9 @@ def test_beyond_a_tree_a_step_is_launched_where_no_other_tree_is_expected() -> N
     assert (pipeline.can_launch, pipeline.can_launch_unresolved) == (False, False)
     trees.expecting = False
     assert (pipeline.can_launch, pipeline.can_launch_unresolved) == (False, True)
-    engine.launches_unresolved = False
+    engine.lookahead = 0
     assert not pipeline.can_launch_unresolved
-    engine.launches_unresolved = True
+    engine.lookahead = 1
 
     assert (state.length, state.max_inflight_drafts) == (8, 2)
     item = ScheduledRequest(state, 1, unresolved=True)
@@ -308,10 +308,9 @@ def test_with_trees_promised_behind_a_step_the_next_one_is_launched_before_it_is
     assert not pipeline.can_launch_ahead, "nothing is under way"
     pipeline.launch([ScheduledRequest(state, 1, TokenTree.chain([7, 8]))])
     assert pipeline.can_launch_ahead
-    for able in ("launches_unresolved", "takes_unresolved_trees"):
-        setattr(engine, able, False)
-        assert not pipeline.can_launch_ahead
-        setattr(engine, able, True)
+    engine.takes_unresolved_trees = False
+    assert not pipeline.can_launch_ahead
+    engine.takes_unresolved_trees = True
     promised[0] = False
     assert not pipeline.can_launch_ahead
     promised[0] = True
