@@ -192,10 +192,10 @@ class GpuWeights:
 
         `copy` is how, of those that are no expert's.
         """
-        total = sum(2 * prod(shape) for _, shape in expected_shapes(self.shard.config))
-        with ProgressBar(total=total, desc=title, unit="B", unit_scale=True, disable=not progress) as bar:
+        total = sum(prod(shape) for _, shape in expected_shapes(self.shard.config))
+        with ProgressBar(total=total, desc=title, unit=" parameters", unit_scale=True, disable=not progress) as bar:
             for name, tensor in tensors:
-                bar.update(2 * prod(tensor.shape))
+                bar.update(prod(tensor.shape))
                 place = _place(self, name)
                 if isinstance(place, Place):
                     place.fill(tensor, self.shard, copy)
