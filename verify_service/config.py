@@ -274,6 +274,11 @@ class VerifySettings(TransportSettings):
         )
 
     @property
+    def expected_proposers(self) -> frozenset[str]:
+        """Names of those that are configured, in this process and in draft services."""
+        return frozenset((*self.proposers, *(spec.partition(":")[0].partition("=")[0] for spec in self.inproc)))
+
+    @property
     def numbered_device(self) -> str:
         """Where the model runs, or its first part: cpu or cuda:N."""
         return "cuda:0" if self.device == "cuda" else self.device

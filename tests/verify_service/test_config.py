@@ -128,6 +128,12 @@ def test_proposers_of_this_process_are_listed_with_their_arguments() -> None:
     assert limited.inproc == ()
 
 
+def test_expected_proposers_are_those_of_this_process_and_of_draft_services() -> None:
+    given = settings("--proposers", "eagle3,suffix", "--inproc", "mtp:/models/head", "--inproc", "own=package:create:x")
+    assert given.expected_proposers == {"eagle3", "suffix", "mtp", "own"}
+    assert settings().expected_proposers == set()
+
+
 def test_boundaries_and_their_memory_reach_the_engine_and_the_link() -> None:
     given = settings("--feature-boundaries", "2,5", "--feature-memory-mib", "3")
     engine = given.engine_config(8)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.capture_layers import boundaries_of, usual_boundaries
 from slipstream_kernels.models.checkpoint.cache_scales import kv_form
 from slipstream_kernels.models.checkpoint.fingerprint import Fingerprint, fingerprint
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
@@ -84,6 +84,17 @@ def _checked_context(settings: VerifySettings) -> int:
     return settings.max_context or longest
 
 
+def _expected_boundaries(settings: VerifySettings) -> tuple[int, ...]:
+    """Those that heads of the configured names usually read, with those that the operator wants; none if too many.
+
+    Heads that turn out to read others have graphs captured for them when they attach.
+    """
+    num_layers = ModelConfig.from_folder(settings.model).num_layers
+    wanted = {each for name in settings.expected_proposers for each in usual_boundaries(name, num_layers)}
+    expected = sorted((wanted & set(boundaries_of(num_layers))) | set(settings.feature_boundaries))
+    return tuple(expected) if len(expected) <= settings.max_boundaries else ()
+
+
 def _load_cpu(settings: VerifySettings, max_context: int, form: KVForm, times: StageTimes) -> tuple[CausalLM, int]:
     model = CausalLM.load(settings.model, device=settings.device, threads=settings.threads, kv_form=form)
     times.end("weights")
@@ -124,6 +135,7 @@ def _load_gpu_model(
         max_context=max_context,
         memory_utilization=settings.gpu_memory_utilization,
         boundaries=settings.max_boundaries,
+        expected_boundaries=_expected_boundaries(settings),
         max_adapters=settings.adapter_slots,
         max_adapter_rank=settings.max_lora_rank,
         kv=form,

@@ -12,7 +12,7 @@ from draft_service.proposers.checkpoint_folder import check_states, check_tokeni
 from draft_service.proposers.round_costs import measure_rounds
 from draft_service.proposers.tree_expansion import usual_rows
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.capture_layers import boundaries_of
+from slipstream_kernels.models.capture_layers import boundaries_of, usual_boundaries
 from slipstream_kernels.token_tree import MAX_ROWS
 
 
@@ -99,10 +99,10 @@ class EagleBase(Proposer):
         """Those that the operator or the checkpoint names, else those that the family reads by default."""
         if self.config.boundaries:
             chosen = tuple(int(part) for part in self.config.boundaries.split("-"))
-        elif self._family == "eagle3":
-            chosen = self._known_boundaries or (2, num_layers // 2, num_layers - 3)
+        elif self._family == "eagle3" and self._known_boundaries:
+            chosen = self._known_boundaries
         else:
-            chosen = (num_layers + 1,)
+            chosen = usual_boundaries(self._family, num_layers)
         known = boundaries_of(num_layers)
         if len(chosen) != self._num_states or len(set(chosen)) < len(chosen) or not set(chosen) <= set(known):
             raise FailedPreconditionError(

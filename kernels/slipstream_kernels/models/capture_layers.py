@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+_READ_THE_LAST = ("eagle", "mtp", "medusa", "mlp-speculator")
+
 Bits = npt.NDArray[np.uint16]
 """bfloat16 values, by their bits."""
 
@@ -20,6 +22,16 @@ Bits = npt.NDArray[np.uint16]
 def boundaries_of(num_layers: int) -> range:
     """All boundaries of a model."""
     return range(num_layers + 2)
+
+
+def usual_boundaries(kind: str, num_layers: int) -> tuple[int, ...]:
+    """Those that a kind of head reads unless its checkpoint says otherwise; none of kinds that read no states.
+
+    Kinds are eagle3 (section 3.1 of arXiv:2503.01840: low, middle and high layers), eagle, mtp, medusa, mlp-speculator.
+    """
+    if kind == "eagle3":
+        return (2, num_layers // 2, num_layers - 3)
+    return (boundaries_of(num_layers)[-1],) if kind in _READ_THE_LAST else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from slipstream_kernels.models.capture_layers import Capture, boundaries_of
+from slipstream_kernels.models.capture_layers import Capture, boundaries_of, usual_boundaries
 from slipstream_kernels.models.checkpoint.weight_loader import load_tensors
 from slipstream_kernels.models.cpu.causal_lm import CausalLM
 from slipstream_kernels.models.cpu.row_batch import RowBatch
@@ -116,3 +116,11 @@ def test_passes_one_after_another_leave_states_in_the_same_room_and_passes_in_be
         model.forward(cache, RowBatch.chunk(tokens[:5], 0, range(8), 16))
         np.testing.assert_array_equal(capture.rows, kept)
         start += size
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("eagle3", (2, 16, 29)), ("eagle", (33,)), ("mtp", (33,)), ("medusa", (33,)), ("mlp-speculator", (33,)), ("ngram", ())],
+)
+def test_kinds_of_heads_usually_read_what_they_were_published_with(kind: str, expected: tuple[int, ...]) -> None:
+    assert usual_boundaries(kind, 32) == expected

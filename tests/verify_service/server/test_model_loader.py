@@ -131,6 +131,22 @@ def test_more_ranks_than_gpus_are_refused(
         loading.load(settings(tiny_model, device=device, tensor_parallel_size=3))
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ()),
+        ({"proposers": ("medusa", "ngram")}, (3,)),
+        ({"inproc": ("mtp:/models/head",), "feature_boundaries": (1,)}, (1, 3)),
+        ({"proposers": ("medusa",), "feature_boundaries": (0,), "max_boundaries": 1}, ()),
+        ({"proposers": ("eagle3",)}, (1, 2)),  # of two layers, where no such head can be: what there is of its boundaries
+    ],
+)
+def test_boundaries_that_configured_heads_usually_read_are_expected(
+    tiny_model: Path, given: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    assert loading._expected_boundaries(settings(tiny_model, **given)) == expected
+
+
 def test_a_service_on_the_cpu_imports_nothing_of_the_gpu() -> None:
     code = (
         "import sys, verify_service.server.server\n"

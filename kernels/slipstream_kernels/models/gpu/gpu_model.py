@@ -185,8 +185,9 @@ class GpuModel:
         times.end("weights")
         if captures:
             with self._on_stream():
-                for graphs in (self._graphs, self._outcome_selector):
-                    graphs.capture(buckets, self._prepare, progress=progress)
+                passes = [bucket._replace(boundaries=self.limits.expected_boundaries) for bucket in buckets]
+                self._graphs.capture(passes, self._prepare, progress=progress)
+                self._outcome_selector.capture(buckets, self._prepare, progress=progress)
             times.end("graphs")
 
     def _meet(self, buckets: Sequence[Bucket]) -> None:
@@ -303,7 +304,7 @@ class GpuModel:
                 if plan.trees is not None:
                     self._outcome_selector.hand(bucket, plan.trees.queue())
                 self._outcome_selector.run(bucket)
-            self._graphs.run(bucket)
+            self._graphs.run(bucket._replace(boundaries=self._boundaries or self.limits.expected_boundaries))
             ticket = self._receive(bucket, plan, buffer, copies, again=again)
             if len(plan.scored):
                 ticket.scores = self._scorer.queue(self._pool.of(bucket).x, plan.scored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,26 @@ def test_results_keep_their_bits_and_nothing_is_kept_unasked(model: GpuModel) ->
     model.capture(())
     assert model.launch(chunk(model, 0, 40)).states() is None
     assert kept.states() is not None
+
+
+def test_expected_states_are_computed_unasked_and_change_nothing(tiny_model: Path, model: GpuModel) -> None:
+    limits = replace(LIMITS, expected_boundaries=(1, 3))
+    expecting = GpuModel.load(tiny_model, limits, device="cpu", ops=twins(), progress=False)
+    first, plain = expecting.launch(chunk(expecting, 0, 40)), model.launch(chunk(model, 0, 40))
+    assert first.states() is None
+    assert np.array_equal(first.results(), plain.results())
+    assert torch.equal(first.logits, plain.logits)
+    for boundaries in ((1, 3), (2,)):
+        for each in (model, expecting):
+            each.capture(boundaries)
+        assert torch.equal(states(expecting, 0, 40), states(model, 0, 40))
+    expecting.capture(())
+    assert expecting.launch(chunk(expecting, 0, 40)).states() is None
+
+
+def test_more_expected_boundaries_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected_boundaries are \(0, 1\), must be at most 1"):
+        GpuLimits(boundaries=1, expected_boundaries=(0, 1))
 
 
 def test_what_is_kept_of_buckets_does_not_grow_with_the_boundaries_tried(model: GpuModel) -> None:

@@ -16,7 +16,8 @@ class GpuLimits:
 
     Fields are named as in the engine's configuration. `num_pages` 0 stands for as many as fit, `max_context` 0 for
     the model's own. `memory_utilization` is the share of the device's memory that everything together may take.
-    `boundaries` is at how many of them a pass can keep the states of its rows. `max_adapters` LoRA adapters, of ranks
+    `boundaries` is at how many of them a pass can keep the states of its rows; those at `expected_boundaries` are kept
+    by all graphs captured at start-up, as drafters will want them. `max_adapters` LoRA adapters, of ranks
     up to `max_adapter_rank`, have room. `kv` is how keys and values are held. `fp8_activations`: layers of e4m3 that
     are read from a folder have activations in e4m3.
     """
@@ -30,6 +31,7 @@ class GpuLimits:
     max_context: int = 0
     memory_utilization: float = 0.9
     boundaries: int = 0
+    expected_boundaries: tuple[int, ...] = ()
     max_adapters: int = 0
     max_adapter_rank: int = 16
     kv: KVForm = FLOAT
@@ -45,6 +47,8 @@ class GpuLimits:
         self._check("max_context", 0, 2**24)
         self._check("memory_utilization", 0.01, 1)
         self._check("boundaries", 0, 64)
+        if len(self.expected_boundaries) > self.boundaries:
+            raise ValueError(f"expected_boundaries are {self.expected_boundaries}, must be at most {self.boundaries}")
         self._check("max_adapters", 0, 1024)
         self._check("max_adapter_rank", 1, 128)
 

@@ -78,7 +78,8 @@ class TpWorkerTask:
         entries = json.loads(text)
         limits = entries["limits"]
         form = KVForm(limits["kv"]["fp8"], tuple((key, value) for key, value in limits["kv"]["scales"]))
-        return cls(**entries | {"limits": GpuLimits(**limits | {"kv": form})})
+        tuples = {"kv": form, "expected_boundaries": tuple(limits["expected_boundaries"])}
+        return cls(**entries | {"limits": GpuLimits(**limits | tuples)})
 
 
 class TpWorkerProcesses:

@@ -247,6 +247,8 @@ def test_tasks_travel_as_json() -> None:
     assert TpWorkerTask.from_json(task.to_json()) == task
     fp8 = replace(task, limits=replace(LIMITS, kv=KVForm(fp8=True, scales=((0.5, 0.1), (2.0, 3.0)))))
     assert TpWorkerTask.from_json(fp8.to_json()) == fp8
+    expecting = replace(task, limits=replace(LIMITS, boundaries=2, expected_boundaries=(1, 3)))
+    assert TpWorkerTask.from_json(expecting.to_json()) == expecting
     assert [str(task.device_of(rank)) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
     assert str(TpWorkerTask("x", "cuda", "fast", LIMITS).device_of(1)) == "cuda:1"
     assert str(TpWorkerTask("x", "cpu", "exact", LIMITS).device_of(1)) == "cpu"

@@ -44,7 +44,7 @@ class RoundBuffers:
         self.text_depths = empty(chain_rows)
         self.no_paths = empty(sizes.sessions, MAX_ROWS)
         """of roots"""
-        self.depths = torch.arange(levels, dtype=torch.int32, device=device)[:, None].repeat(1, scored)
+        self.depths = empty(levels, scored).copy_(torch.arange(levels)[:, None])
         """[levels, rows], a row's own number: depths of all rows of a level; those of roots are 0"""
         self.logits = empty(scored, shape.entries, dtype=torch.float32)
         """float32 [rows, entries]"""
