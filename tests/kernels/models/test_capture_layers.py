@@ -120,7 +120,7 @@ def test_passes_one_after_another_leave_states_in_the_same_room_and_passes_in_be
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("eagle3", (2, 16, 29)), ("eagle", (33,)), ("mtp", (33,)), ("medusa", (33,)), ("mlp-speculator", (33,)), ("ngram", ())],
+    [("eagle3", (2, 16, 29)), *((kind, (33,)) for kind in ("eagle", "mtp", "medusa", "mlp-speculator")), ("ngram", ())],
 )
 def test_kinds_of_heads_usually_read_what_they_were_published_with(kind: str, expected: tuple[int, ...]) -> None:
     assert usual_boundaries(kind, 32) == expected

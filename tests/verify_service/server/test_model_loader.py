@@ -138,7 +138,7 @@ def test_more_ranks_than_gpus_are_refused(
         ({"proposers": ("medusa", "ngram")}, (3,)),
         ({"inproc": ("mtp:/models/head",), "feature_boundaries": (1,)}, (1, 3)),
         ({"proposers": ("medusa",), "feature_boundaries": (0,), "max_boundaries": 1}, ()),
-        ({"proposers": ("eagle3",)}, (1, 2)),  # of two layers, where no such head can be: what there is of its boundaries
+        ({"proposers": ("eagle3",)}, (1, 2)),  # two layers do not have all of its boundaries
     ],
 )
 def test_boundaries_that_configured_heads_usually_read_are_expected(
