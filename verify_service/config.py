@@ -109,6 +109,11 @@ class VerifySettings(TransportSettings):
         description="Proposers to run in this process, beside those of draft services: NAME[:ARGUMENT], such as ngram "
         "or draft-model:DIR, or NAME=module:factory[:ARGUMENT]; repeat the flag or separate by commas",
     )
+    expected_proposers: Names = Field(
+        default=(),
+        description="Proposers that draft services will attach, as these are told them, NAME[:ARGUMENT]: CUDA graphs "
+        "captured at start-up keep the hidden states that they read",
+    )
     inproc_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the proposers in this process")
     inproc_max_nodes: int | None = Field(
         default=None,
@@ -274,9 +279,10 @@ class VerifySettings(TransportSettings):
         )
 
     @property
-    def expected_proposers(self) -> frozenset[str]:
-        """Names of those that are configured, in this process and in draft services."""
-        return frozenset((*self.proposers, *(spec.partition(":")[0].partition("=")[0] for spec in self.inproc)))
+    def configured_proposers(self) -> dict[str, str]:
+        """Arguments, as far as they are told here, of those that are configured, by their names."""
+        named = (spec.partition(":") for spec in (*self.expected_proposers, *self.inproc))
+        return dict.fromkeys(self.proposers, "") | {name: argument for name, _, argument in named}
 
     @property
     def numbered_device(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,10 @@ from slipstream_kernels.models.checkpoint.config_fields import (
     size,
     token_ids,
 )
+from slipstream_kernels.models.checkpoint.head_boundaries import named_boundaries
 from slipstream_kernels.models.checkpoint.llama4_form import LLAMA4
 from slipstream_kernels.models.checkpoint.rope_fields import read_rope
 from slipstream_kernels.ops.rope import Rope
-
-_log = logging.getLogger(__name__)
-
-_MOST_LAYERS = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class HeadConfig:
             rope=read_rope(layer, head_dim),
             vocab_size=vocab_size,
             target_hidden_size=size(outer, "target_hidden_size", hidden),
-            boundaries=_boundaries(outer),
+            boundaries=named_boundaries(outer),
             norm_before_residual=flag(outer, "norm_before_residual"),
             norm_before_fc=flag(outer, "norm_before_fc"),
             fc_norm=flag(outer, "fc_norm"),
@@ -105,31 +101,3 @@ def _told(outer: Mapping[str, Any], layer: Mapping[str, Any], name: str) -> int:
     """A size in either part of the file, 0 where none has it."""
     config = layer if outer.get(name) is None else outer
     return count(config, name)
-
-
-def _boundaries(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Boundaries named by the file; each producer counts differently.
-
-    A list at the top level (speculators, vLLM) holds boundaries. One in eagle_config holds outputs of layers where it
-    begins with 1, one less than the boundary; others there are either, depending on the engine: SGLang takes all of its
-    Llama's and Qwen's for outputs, but not its DeepSeek's. They are taken for boundaries, with a warning.
-    """
-    name = "eagle_aux_hidden_state_layer_ids"
-    nested = section(config, "eagle_config")
-    inner: Any = nested.get(name)
-    top = config.get(name)
-    ids = inner if top is None else top
-    if ids is None:
-        return ()
-    if not isinstance(ids, list) or not 0 < len(ids) <= _MOST_LAYERS or not all(map(_is_layer, ids)):
-        raise CheckpointError(f"config.json: {name} is {shown(ids)}, must be a list of layers")
-    outputs = top is None and ids[0] == 1
-    if ids[0] == 1 and not outputs:
-        _log.warning("%s begins with 1: if it was copied from outputs of layers, name the boundaries yourself", name)
-    if top is None and not outputs:
-        _log.warning("%s in eagle_config is taken for boundaries: if it counts outputs, name the boundaries", name)
-    return tuple(each + outputs for each in ids)
-
-
-def _is_layer(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _MOST_LAYERS

@@ -68,7 +68,8 @@ class Layout:
         own = (spec.removeprefix(IN_PROCESS) for spec in self.draft if spec.startswith(IN_PROCESS))
         inproc = tuple(part for spec in own for part in ("--inproc", spec))
         listen = _listen(self.verify_address)
-        arguments = ("--model", str(self.model), *listen, *names, *inproc, *self.verify_arguments)
+        others = tuple(part for spec in self.served for part in ("--expected-proposers", spec))
+        arguments = ("--model", str(self.model), *listen, *names, *inproc, *others, *self.verify_arguments)
         return self._command("verify", "verify_service", self.verify_address, arguments)
 
     @property

@@ -128,10 +128,12 @@ def test_proposers_of_this_process_are_listed_with_their_arguments() -> None:
     assert limited.inproc == ()
 
 
-def test_expected_proposers_are_those_of_this_process_and_of_draft_services() -> None:
-    given = settings("--proposers", "eagle3,suffix", "--inproc", "mtp:/models/head", "--inproc", "own=package:create:x")
-    assert given.expected_proposers == {"eagle3", "suffix", "mtp", "own"}
-    assert settings().expected_proposers == set()
+def test_configured_proposers_are_known_with_their_arguments() -> None:
+    served = "--proposers", "eagle3,suffix", "--expected-proposers", "eagle3:/models/head:boundaries=1-2"
+    given = settings(*served, "--inproc", "mtp:/models/mtp,ngram")
+    expected = {"eagle3": "/models/head:boundaries=1-2", "suffix": "", "mtp": "/models/mtp", "ngram": ""}
+    assert given.configured_proposers == expected
+    assert settings().configured_proposers == {}
 
 
 def test_boundaries_and_their_memory_reach_the_engine_and_the_link() -> None:

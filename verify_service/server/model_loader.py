@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from slipstream.model_folder import no_such_folder
 from slipstream.rpc.errors import FailedPreconditionError
-from slipstream_kernels.models.capture_layers import boundaries_of, usual_boundaries
+from slipstream_kernels.models.capture_layers import boundaries_of
 from slipstream_kernels.models.checkpoint.cache_scales import kv_form
 from slipstream_kernels.models.checkpoint.fingerprint import Fingerprint, fingerprint
+from slipstream_kernels.models.checkpoint.head_boundaries import expected_boundaries
 from slipstream_kernels.models.checkpoint.model_config import ModelConfig
 from slipstream_kernels.models.checkpoint.served_config import OPTION, served_config
 from slipstream_kernels.models.cpu.adapter_table import most_adapter_bytes
@@ -85,12 +86,13 @@ def _checked_context(settings: VerifySettings) -> int:
 
 
 def _expected_boundaries(settings: VerifySettings) -> tuple[int, ...]:
-    """Those that heads of the configured names usually read, with those that the operator wants; none if too many.
+    """Boundaries that the configured proposers will likely read, with those that the operator wants; none if too many.
 
-    Heads that turn out to read others have graphs captured for them when they attach.
+    Those that turn out to read others have graphs captured for them when they attach.
     """
     num_layers = ModelConfig.from_folder(settings.model).num_layers
-    wanted = {each for name in settings.expected_proposers for each in usual_boundaries(name, num_layers)}
+    configured = settings.configured_proposers.items()
+    wanted = {each for given in configured for each in expected_boundaries(*given, num_layers)}
     expected = sorted((wanted & set(boundaries_of(num_layers))) | set(settings.feature_boundaries))
     return tuple(expected) if len(expected) <= settings.max_boundaries else ()
 

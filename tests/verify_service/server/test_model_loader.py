@@ -138,6 +138,7 @@ def test_more_ranks_than_gpus_are_refused(
         ({"proposers": ("medusa", "ngram")}, (3,)),
         ({"inproc": ("mtp:/models/head",), "feature_boundaries": (1,)}, (1, 3)),
         ({"proposers": ("medusa",), "feature_boundaries": (0,), "max_boundaries": 1}, ()),
+        ({"proposers": ("eagle3",), "expected_proposers": ("eagle3:/models/head:boundaries=0-1-2",)}, (0, 1, 2)),
         ({"proposers": ("eagle3",)}, (1, 2)),  # two layers do not have all of its boundaries
     ],
 )
