@@ -109,8 +109,8 @@ class InProcessHost:
     def yield_gil(self, seconds: float) -> bool:
         return self._feed.yield_gil(seconds)
 
-    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
-        return self._worker.follow(values, outcome) if self._shares else EnqueuedRound()
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult, seconds: float) -> EnqueuedRound:
+        return self._worker.follow(values, outcome, seconds) if self._shares else EnqueuedRound()
 
     def begin(self) -> bool:
         try:

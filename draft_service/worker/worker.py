@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.1
 """Longest wait at a record source, should the worker have missed a `wake`."""
-_FOLLOW_SECONDS = 5e-4
-"""How long a thread that has a round queued waits for the pass lock: the worker's own thread takes a step in."""
 _LOOK_SECONDS = 1e-4
 """Interval at which a thread that waits for the pass lock checks whether it still has to."""
 
@@ -81,6 +79,8 @@ class Worker:
     """Held by the thread that makes a pass, or a part of one."""
     _batch: DraftBatch | None = None
     """The pass under way; no proposer may be called before it is finished."""
+    _unsent: list[tuple[Send, list[Reply]]] = field(default_factory=list)
+    """What the worker's own thread has yet to send, and how."""
     _fitting: Fitting = field(default_factory=Fitting)
     _vocab_size: int = 0
     _hidden_size: int = 0
@@ -147,13 +147,14 @@ class Worker:
         finally:
             self._pass_lock.release()
 
-    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
-        """Have the proposers draft behind a pass of the target, on the calling thread; waits for a moment at most.
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult, seconds: float) -> EnqueuedRound:
+        """Have the proposers draft behind a pass of the target, on the calling thread.
 
         What has arrived is taken in first: of steps that have their trees already nothing need be answered. Nothing
-        comes of it where somebody else stays at a pass, or has something to do first.
+        comes of it where somebody else stays at a pass for so many seconds, as to take in the states of a long prompt,
+        or has something to do first.
         """
-        if not self._pass_lock.acquire(timeout=_FOLLOW_SECONDS):
+        if not self._pass_lock.acquire(timeout=seconds):
             return EnqueuedRound()
         try:
             if self._table is None or not self._commands.empty():
@@ -201,6 +202,7 @@ class Worker:
                 for item in items:
                     if isinstance(item, Stop):
                         self._shut_down()
+                        self._send_all()
                         return
                     replies.extend(self._handle(item))
                 self._batch = self._ask(replies)
@@ -211,6 +213,7 @@ class Worker:
                     self.stats.partial += self._table.partial
                     self._table.partial = 0
                 more_work = background.advance()
+            self._send_all()
             if not (items or more_work):
                 self._rest()
 
@@ -231,8 +234,14 @@ class Worker:
         return items
 
     def _reply(self, replies: list[Reply]) -> None:
+        """Have replies sent once the pass lock is free: who takes them may wait for it himself."""
         if replies and self._send is not None:
-            self._send(replies)
+            self._unsent.append((self._send, replies))
+
+    def _send_all(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for send, replies in unsent:
+            send(replies)
 
     def _pick_up(self) -> list[Command]:
         """Return the records that the source holds, as one item; none without a source."""

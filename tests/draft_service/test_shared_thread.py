@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
-from threading import Event, current_thread
+from threading import Event, Timer, current_thread
 from time import sleep
 
 import pytest
@@ -184,7 +184,7 @@ class Promised:
     """Trees on a device that nobody reads."""
 
 
-def followed_after(host: InProcessHost, device: Device, record: Commit) -> list[int]:
+def followed_after(host: InProcessHost, device: Device, record: Commit, seconds: float = 0.0) -> list[int]:
     """Sessions that are drafted for behind a pass, told of a step that nobody has begun with; see `Worker.begin`."""
     told: list[int] = []
 
@@ -194,7 +194,7 @@ def followed_after(host: InProcessHost, device: Device, record: Commit) -> list[
 
     device.follow = follow
     host.put([record])
-    host.follow([EnqueueRequest(record.stamp, 3, 1, 0, 8, 4)], DevicePassResult(None, None, None))
+    host.follow([EnqueueRequest(record.stamp, 3, 1, 0, 8, 4)], DevicePassResult(None, None, None), seconds)
     return told
 
 
@@ -207,6 +207,29 @@ def test_a_step_that_has_its_trees_is_taken_in_before_the_round_behind_the_next(
     assert followed_after(host, device, committed(3, 9)) == [], "a tree that is waited for comes first"
     assert [reply.stamp for reply in host.finish(SECONDS, unread=True)] == [(7, 0, 1, 3, 9)]
     assert answers.empty()
+
+
+def test_the_round_behind_a_pass_waits_for_the_workers_thread_as_long_as_it_may(host, device) -> None:
+    device.begin = lambda requests: UnderWay(device.done, [DeviceTree(Promised(), 0, 2, 2)], on_device=True)
+    record = committed(2, 8)._replace(handed=True)
+    device.free.clear()
+    host.put([opened(1)])
+    assert device.busy.wait(SECONDS)
+    assert followed_after(host, device, record) == []
+    Timer(0.05, device.free.set).start()
+    assert followed_after(host, device, committed(3, 9)._replace(handed=True), SECONDS) == [3]
+
+
+def test_what_the_workers_thread_answers_is_told_while_others_may_make_a_round(device) -> None:
+    told: SimpleQueue[bool] = SimpleQueue()
+    host = InProcessHost([device])
+    host.offer(INFO)
+    host.attach(ATTACHED, lambda _: told.put(not host._worker._pass_lock.locked()))
+    host.put([opened(0)])
+    host.put([committed(2, 8)])
+    host.yield_gil(0.0)
+    assert told.get(timeout=SECONDS)
+    host.stop(SECONDS)
 
 
 def test_proposers_that_do_not_allow_it_keep_their_thread(device, answers) -> None:
@@ -235,7 +258,7 @@ def test_one_that_cannot_draft_behind_a_pass_takes_nothing_from_the_others(devic
     for each in (device, failing):
         assert each.opened.get(timeout=SECONDS)
     values = [EnqueueRequest(Stamp(7, slot, 1, 1, 5), slot, 2, 0, 8, 4) for slot in (0, 1)]
-    while not (enqueued := host.follow(values, None)).read:
+    while not (enqueued := host.follow(values, None, SECONDS)).read:
         sleep(0.001)  # the worker's thread ends its pass
     assert list(enqueued.read) == [read]
     host.stop(SECONDS)

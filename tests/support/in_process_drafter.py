@@ -16,6 +16,8 @@ from verify_service.draft_link.link_config import LinkConfig
 from verify_service.draft_link.records import LinkFacts
 from verify_service.draft_link.transports.in_process import attach_host
 
+DEADLINE = 30.0
+"""How many seconds steps wait for trees at most."""
 CONFIG = EngineConfig(
     num_pages=100, max_running=4, prefill_chunk=64, step_nodes=20, max_nodes=ROWS, max_context=512, adaptive=False
 )
@@ -32,7 +34,7 @@ class Served(NamedTuple):
 def served(twins: Target, drafter: Drafter, *, follows: bool = True, config: EngineConfig = CONFIG) -> Iterator[Served]:
     """At the end no session is left."""
     facts = LinkFacts("m", "", VOCAB, HIDDEN, 2, 512, ROWS, feature_boundaries=(0, 1, 2, 3), most_boundaries=3)
-    link = DraftLink(facts, LinkConfig(deadline=30.0))
+    link = DraftLink(facts, LinkConfig(deadline=DEADLINE))
     host = InProcessHost([drafter])
     attachment = attach_host(link, host, device="cpu:0", max_step_rows=100)
     runner = LoopRunner(twins, config, link if follows else OnHost(link))

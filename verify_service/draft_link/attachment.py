@@ -56,8 +56,8 @@ class Attachment:
     """Why it is not the best one, in the drafter's words."""
     ring: DeviceRing | None = None
     """Through which it takes states from the device; None where they are sent to it."""
-    follow: Callable[[Sequence[EnqueueRequest], DevicePassResult], EnqueuedRound] | None = None
-    """Has its proposers draft behind a step under way; None where they cannot."""
+    follow: Callable[[Sequence[EnqueueRequest], DevicePassResult, float], EnqueuedRound] | None = None
+    """Has its proposers draft behind a step under way, as `ProposerHost.follow`; None where they cannot."""
     queue: DeviceQueue | None = None
     """Through which its proposers, in another process, draft behind a step under way; None where they cannot."""
     overlap: str = ""

@@ -127,9 +127,10 @@ class ProposerHost(Protocol):
         """
         ...
 
-    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult) -> EnqueuedRound:
-        """Have the device draft behind a pass under way, as far as the proposers can; waits for nothing.
+    def follow(self, values: Sequence[EnqueueRequest], outcome: DevicePassResult, seconds: float) -> EnqueuedRound:
+        """Have the device draft behind a pass under way, as far as the proposers can.
 
+        Waits for their own thread, so many seconds at most, where that is taking in something else.
         For the thread that puts. The trees are there for the target's next pass alone, and answer the commits that tell
         of this one, if those ask for trees.
         """

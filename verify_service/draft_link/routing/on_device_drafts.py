@@ -33,7 +33,7 @@ def follow(
 ) -> EnqueuedDrafts:
     """Ask those among the drafters that can, each for the trees of its requests.
 
-    waits: for how many seconds a step may wait for those of other processes, by epoch; without, they are not asked.
+    waits: for how many seconds a step may wait, by epoch; drafters of other processes without any are not asked.
     now: time.monotonic(), in seconds.
     """
     by_key = {row.key: row for row in rows}
@@ -86,7 +86,7 @@ def _enqueue(
 ) -> EnqueuedRound:
     if attachment.queue is None:
         assert attachment.follow is not None
-        return attachment.follow(values, outcome)
+        return attachment.follow(values, outcome, seconds)
 
     def tell(record: Follow) -> bool:
         return attachment.outbox.put((record,))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from slipstream_kernels.device_tree import DeviceTree
 from slipstream_kernels.draft_protocol.proposer_host import Replies
 from slipstream_kernels.draft_protocol.records import TreeReply
 from support.answering_drafter import DEPTH, Drafter, write_drafter
-from support.in_process_drafter import CONFIG, served
+from support.in_process_drafter import CONFIG, DEADLINE, served
 from support.request_mix import Expected, assert_equal, some_requests
 from support.verify_loop import Target, running_loop
 from verify_service.core.acceptance import AcceptedPath
@@ -74,6 +75,22 @@ def run(
     with served(twins, drafter, follows=follows) as (runner, _, _, _):
         assert_equal(runner.run(requests, at_once), expected)
         return runner.loop.state().accepted_tokens
+
+
+def test_a_round_behind_a_pass_is_waited_for_no_longer_than_a_step_may(
+    twins: Target, head: Path, tiny_model: Path, work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[float] = []
+    follow = InProcessHost.follow
+
+    def followed(host: InProcessHost, values: Any, outcome: Any, seconds: float) -> Any:
+        allowed.append(seconds)
+        return follow(host, values, outcome, seconds)
+
+    monkeypatch.setattr(InProcessHost, "follow", followed)
+    run(twins, Drafter(head, tiny_model), work, 0, follows=True)
+    assert len(allowed) > 20
+    assert all(0.0 < seconds <= DEADLINE for seconds in allowed)
 
 
 def assert_alike(behind: Drafter, after: Drafter) -> None:
