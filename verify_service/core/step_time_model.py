@@ -65,8 +65,8 @@ class StepTimeModel:
         self._plain = self._drafted = self._read = 1.0
         self._trees = 0.0
         """What any nodes add to `_plain`."""
-        self._since_plain = _PLAIN_KNOWN
-        """Passes with nodes since the last one without."""
+        self._since_plain = 0 if self._table.size > 2 else _PLAIN_KNOWN
+        """Passes with nodes since the last one without, for which those that were measured at start-up count."""
         self._token_seconds = self._seconds_of_a_token()
         self._beyond = 0.0
         """Tokens that a request of the latest pass has beyond the profiled context; may be negative."""

@@ -103,6 +103,15 @@ def test_nodes_that_take_longer_make_trees_dearer_and_not_plain_passes() -> None
     assert costs.seconds(16, 240) == pytest.approx(plain + 1.5 * added, rel=0.02)
 
 
+def test_trees_that_take_longer_from_the_start_leave_plain_passes_as_they_were_measured() -> None:
+    costs = StepTimeModel(H200)
+    plain, drafted = costs.seconds(16), costs.seconds(16, 80)
+    for _ in range(64):
+        costs.observe(16, 80, 1.5 * drafted)
+    assert costs.seconds(16) == pytest.approx(plain, rel=0.1)
+    assert costs.seconds(16, 80) == pytest.approx(1.5 * drafted, rel=0.03)
+
+
 def test_one_pass_that_takes_long_changes_little() -> None:
     costs = StepTimeModel(H200)
     costs.observe(16, 80, 5.0)

@@ -89,7 +89,7 @@ def test_a_round_behind_a_pass_is_waited_for_no_longer_than_a_step_may(
 
     monkeypatch.setattr(InProcessHost, "follow", followed)
     run(twins, Drafter(head, tiny_model), work, 0, follows=True)
-    assert len(allowed) > 20
+    assert len(allowed) >= 20
     assert all(0.0 < seconds <= DEADLINE for seconds in allowed)
 
 
