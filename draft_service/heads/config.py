@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draft_service.heads.quantised import head_quantisation
 from slipstream_kernels.models.checkpoint.config_fields import (
     CheckpointError,
     count,
     flag,
     number,
     read_json,
-    refuse_quantisation,
     section,
     shown,
     size,
@@ -21,6 +21,7 @@ from slipstream_kernels.models.checkpoint.config_fields import (
 )
 from slipstream_kernels.models.checkpoint.head_boundaries import named_boundaries
 from slipstream_kernels.models.checkpoint.llama4_form import LLAMA4
+from slipstream_kernels.models.checkpoint.quantisation.scheme import Quantisation
 from slipstream_kernels.models.checkpoint.rope_fields import read_rope
 from slipstream_kernels.ops.rope import Rope
 
@@ -32,6 +33,7 @@ class HeadConfig:
     vocab_size: the target's; draft_vocab_size: tokens that are scored; num_aux_hidden_states: boundaries that are read;
     0 where the file does not say. target_hidden_size: width of the target's states.
     boundaries: those the file names, in our numbering (`slipstream_kernels.models.capture_layers`); empty: it has none.
+    quantisation: of its weights; None: there is none.
     norm_before_residual: the first layer's residual is the normalised state.
     norm_before_fc, fc_norm: one norm before fc, or one for each boundary. norm_output: as the file has it; what it
     means depends on the producer (`loading`). speculators: the file has that project's form.
@@ -57,14 +59,13 @@ class HeadConfig:
     eos_token_ids: tuple[int, ...]
     draft_vocab_size: int = 0
     num_aux_hidden_states: int = 0
+    quantisation: Quantisation | None = None
 
     @classmethod
     def from_folder(cls, folder: Path, *, of_target: bool = False) -> HeadConfig:
         """Read config.json, of a head or of a target's layers, whose weights may be quantised. CheckpointError."""
         outer = read_json(folder / "config.json")
         layer = section(outer, "transformer_layer_config") or outer
-        for config in () if of_target else (outer, layer):
-            refuse_quantisation(config)
         if not of_target and layer.get("model_type") in LLAMA4:
             raise CheckpointError(
                 f"config.json: model_type is {shown(layer['model_type'])}, supported are heads with layers of a Llama"
@@ -94,6 +95,7 @@ class HeadConfig:
             eos_token_ids=token_ids(layer, "eos_token_id", vocab_size),
             draft_vocab_size=_told(outer, layer, "draft_vocab_size"),
             num_aux_hidden_states=_told(outer, layer, "num_aux_hidden_states"),
+            quantisation=None if of_target else head_quantisation(outer, layer),
         )
 
 

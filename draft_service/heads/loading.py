@@ -41,7 +41,7 @@ def load_eagle(
     head computes nothing before `widen`. Raises CheckpointError.
     """
     config = HeadConfig.from_folder(folder)
-    tensors = canonical(read_tensors(folder))
+    tensors = canonical(read_tensors(folder, quantisation=config.quantisation))
     family = family_of(tensors)
     check(family, config, tensors)
     maps = {name: tensors.pop(name, None) for name in ("d2t", "t2d")}

@@ -17,14 +17,15 @@ from draft_service.heads.loading import target_rows
 from draft_service.heads.medusa import MedusaHead, MedusaHeads
 from draft_service.heads.medusa_names import SHARED_ROWS, MedusaNames
 from draft_service.heads.names import require
+from draft_service.heads.quantised import head_quantisation
 from draft_service.heads.vocabulary import indices, token_map
 from slipstream_kernels.models.checkpoint.config_fields import (
     CheckpointError,
     number,
     read_json,
-    refuse_quantisation,
     size,
 )
+from slipstream_kernels.models.checkpoint.quantisation.scheme import Quantisation
 from slipstream_kernels.models.checkpoint.text_part import read_text_fields
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *USUAL_FILES)
@@ -38,8 +39,7 @@ def load_medusa(folder: Path, target: Path | None = None, map_file: Path | None 
     map_file: the target ids that are scored (`vocabulary.token_map`); others are left out. Raises CheckpointError.
     """
     config = read_json(folder / "config.json")
-    refuse_quantisation(config)
-    tensors = _read(folder)
+    tensors = _read(folder, head_quantisation(config))
     stored_map = tensors.pop(_MAP, None)
     names = MedusaNames.of(config, tensors)
     if not names.own_rows and SHARED_ROWS not in tensors:
@@ -64,15 +64,16 @@ def load_medusa(folder: Path, target: Path | None = None, map_file: Path | None 
     return MedusaHeads(heads, ids, vocab_size, number(config, "logit_scale", 1.0))
 
 
-def _read(folder: Path) -> dict[str, torch.Tensor]:
+def _read(folder: Path, quantisation: Quantisation | None) -> dict[str, torch.Tensor]:
     """The heads' tensors without prefix. Those of a whole model around them are left out, save rows that they need."""
-    names = tensor_names(folder, singles=_FILES)
+    names = tensor_names(folder, singles=_FILES, quantisation=quantisation)
     require("Medusa", names)
     if any(_PREFIX.match(name) for name in names):
         scored = any(re.fullmatch(r"medusa_heads?\.(\d+\.\d+|lm_heads\.\d+)\.weight", name) for name in names)
         names = [name for name in names if not name.startswith("model.") and not (scored and name == SHARED_ROWS)]
     tensors: dict[str, torch.Tensor] = {}
-    for original, tensor in read_tensors(folder, names, singles=_FILES).items():
+    stored = read_tensors(folder, names, singles=_FILES, quantisation=quantisation)
+    for original, tensor in stored.items():
         name = _PREFIX.sub("", original, count=1)
         if name in tensors:
             raise CheckpointError(f"tensor {name} is there under two names, one of them {original}")

@@ -19,14 +19,15 @@ from draft_service.heads.expected import check_tensors
 from draft_service.heads.files import read_tensors
 from draft_service.heads.mlp_speculator import MlpSpeculator, Stage
 from draft_service.heads.names import require
+from draft_service.heads.quantised import head_quantisation
 from draft_service.heads.vocabulary import token_map
 from slipstream_kernels.models.checkpoint.config_fields import (
     CheckpointError,
     flag,
     read_json,
-    refuse_quantisation,
     size,
 )
+from slipstream_kernels.models.checkpoint.quantisation.scheme import Quantisation
 from slipstream_kernels.models.checkpoint.text_part import read_text_fields
 
 _PREFIX = re.compile(r"speculator\.")
@@ -58,12 +59,12 @@ class SpeculatorConfig:
     vocab_size: int
     scale_input: bool
     shared_from: Mapping[str, int]
+    quantisation: Quantisation | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> SpeculatorConfig:
         """Read config.json. Raises CheckpointError."""
         config = read_json(folder / "config.json")
-        refuse_quantisation(config)
         width = size(config, "hidden_size" if config.get("emb_dim") is None else "emb_dim")
         stages = size(config, "n_predict")
         whole = flag(config, "tie_weights") or flag(config, "tie_wts")
@@ -77,6 +78,7 @@ class SpeculatorConfig:
             vocab_size=size(config, "vocab_size"),
             scale_input=flag(config, "scale_input"),
             shared_from={"emb": embedding, "proj": transition + 1, "ln": transition, "head": head},
+            quantisation=head_quantisation(config),
         )
 
     def name(self, pattern: str, stage: int) -> str:
@@ -92,7 +94,7 @@ def load_mlp_speculator(folder: Path, target: Path | None = None, map_file: Path
     config = SpeculatorConfig.from_folder(folder)
     if target is not None and (said := size(read_text_fields(target), "vocab_size")) != config.vocab_size:
         raise CheckpointError(f"config.json: vocab_size is {config.vocab_size}, the target's is {said}")
-    tensors = _read(folder)
+    tensors = _read(folder, config.quantisation)
     _check(config, tensors)
     ids = None if map_file is None else token_map(map_file, config.vocab_size)
     used = {config.name(pattern, stage) for pattern in _SHAPES for stage in range(config.stages)}
@@ -106,8 +108,8 @@ def load_mlp_speculator(folder: Path, target: Path | None = None, map_file: Path
     return MlpSpeculator(stages, scale_input=config.scale_input)
 
 
-def _read(folder: Path) -> dict[str, torch.Tensor]:
-    stored = read_tensors(folder)
+def _read(folder: Path, quantisation: Quantisation | None) -> dict[str, torch.Tensor]:
+    stored = read_tensors(folder, quantisation=quantisation)
     require("MLP speculator", stored)
     tensors: dict[str, torch.Tensor] = {}
     for original, tensor in stored.items():

@@ -29,10 +29,10 @@ def load_mtp(
     state is fed back after its norm; None: as the layout's own code does (MiMo after, DeepSeek before). Raises
     CheckpointError.
     """
-    layout, names = find(tensor_names(folder))
-    stored = read_tensors(folder, names)
-    tensors = {names[name]: embedding_first(layout, names[name], stored[name]) for name in names}
     config = HeadConfig.from_folder(folder)
+    layout, names = find(tensor_names(folder, quantisation=config.quantisation))
+    stored = read_tensors(folder, names, quantisation=config.quantisation)
+    tensors = {names[name]: embedding_first(layout, names[name], stored[name]) for name in names}
     number, expected = len({name.split(".")[1] for name in tensors if name.startswith("layers.")}), _expected(folder)
     if expected and number != expected:
         raise CheckpointError(f"config.json: {_NUMBER} is {expected}, the folder holds {number} MTP layers")

@@ -27,12 +27,14 @@ OTHER_FAMILIES = (
 )
 """What one tensor's name says of a family that is not EAGLE's, the most telling first."""
 
+_WEIGHT = "(weight|weight_packed|qweight)"
+"""What the name of a linear layer's weight ends in, quantised or not."""
 _FAMILIES = (
     *OTHER_FAMILIES,
     (r"(model\.)?hidden_norm\.weight", "DFlash"),
     (r"d2t|(.*\.)?(midlayer|layers\.0)\.hidden_norm\.weight", "EAGLE-3"),
-    (r"(model\.)?(fc|fusion_fc)\.weight", "EAGLE-1"),
-    (r"model\.layers\.0\.self_attn\.q_proj\.weight", "language model"),
+    (rf"(model\.)?(fc|fusion_fc)\.{_WEIGHT}", "EAGLE-1"),
+    (rf"model\.layers\.0\.self_attn\.q_proj\.{_WEIGHT}", "language model"),
 )
 _METHODS = {
     "MTP": "mtp",

@@ -223,14 +223,3 @@ def layer_names(config: Mapping[str, Any], name: str, layers: int, known: Collec
         if each not in known:
             raise CheckpointError(f"config.json: {name} has {shown(each)}, supported are {', '.join(known)}")
     return tuple(value)
-
-
-def refuse_quantisation(config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError, which says what it is, where a config tells of quantised weights: of a head's."""
-    for name in ("quantization_config", "compression_config"):
-        value = config.get(name)
-        if value:
-            method = value.get("quant_method") if isinstance(value, dict) else value
-            raise CheckpointError(
-                f"config.json: {name} is set (quant_method {shown(method)}), supported are heads that are not quantised"
-            )
