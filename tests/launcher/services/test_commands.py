@@ -50,6 +50,7 @@ def test_proposers_of_the_verify_process_are_its_own_alone():
     own = [value for name, value in verify if name == "--inproc"]
     assert own == ["draft-model:/models/draft", "mine=package.module:factory"]
     assert [value for name, value in drafter if name == "--proposers"] == ["ngram"]
+    assert [value for name, value in verify if name == "--expected-proposers"] == ["ngram"]
     assert layout(draft=("inproc:ngram",)).served == ()
 
 
