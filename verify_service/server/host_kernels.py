@@ -1,13 +1,29 @@
-"""Compiled code that steps on a GPU call on the host, made ready on a thread of its own while the model is loaded."""
+"""Compiled code that steps on a GPU call on the host, made ready on a thread of its own while the model is loaded.
+
+To compile it takes the interpreter for ten seconds, which threads of the start would wait for: where the disk does not
+have it, a process of its own compiles it first.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
+import llvmlite.binding
 import numpy as np
 
+from slipstream.process_limits import end_with
+from slipstream_kernels.jit.compiler import cache_folder
+
 _log = logging.getLogger(__name__)
+
+LONGEST_SECONDS = 120.0
+"""How long another process may compile it: then it is compiled here."""
+_COMMAND = (sys.executable, "-m", "verify_service.server.host_kernels")
 
 
 def begin_compiling() -> threading.Thread:
@@ -50,6 +66,48 @@ def compile_all() -> None:
 
 def _compile() -> None:
     try:
+        mark = _mark()
+        if mark is not None and not mark.exists():
+            _compile_elsewhere()
         compile_all()
     except Exception:  # noqa: BLE001 - who needs it compiles it
         _log.exception("host kernels are not compiled ahead")
+
+
+def _compile_elsewhere() -> None:
+    """Have a process of its own put all of it on the disk."""
+    command = (*_COMMAND, str(os.getpid()))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    try:
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=LONGEST_SECONDS,
+            env=environment,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        _log.info("host kernels are compiled in this process: %s", error.stderr.decode(errors="replace")[-500:])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _log.info("host kernels are compiled in this process: %s", error)
+
+
+def _mark() -> Path | None:
+    """A file beside compiled kernels which says that the disk has had all of this machine's; None: it takes none."""
+    folder = cache_folder()
+    return None if folder is None else folder / f"host-kernels-{llvmlite.binding.get_host_cpu_name()}"
+
+
+def main() -> None:
+    """Compile it for the process whose id is the argument, and end with that."""
+    end_with(int(sys.argv[1]))
+    compile_all()
+    mark = _mark()
+    if mark is not None:
+        mark.touch()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from slipstream_kernels.draft_protocol import tree_wire
@@ -33,5 +39,76 @@ def test_a_failure_is_left_to_who_needs_it(monkeypatch: pytest.MonkeyPatch, capl
         raise ValueError("no compiler")
 
     monkeypatch.setattr(host_kernels, "compile_all", fails)
+    monkeypatch.setattr(host_kernels, "_mark", lambda: None)
     begin_compiling().join()
     assert "host kernels are not compiled ahead" in caplog.text
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
+    """What is called, in order, where the disk has the code or not and another process compiles as `command` does."""
+
+    def begin(*, marked: bool, command: str = "") -> list[str]:
+        called: list[str] = []
+        mark = tmp_path / "mark"
+        if marked:
+            mark.touch()
+        run = subprocess.run
+
+        def noted(*given: object, **options: object) -> object:
+            called.append("elsewhere")
+            return run(*given, **options)  # type: ignore[call-overload]
+
+        monkeypatch.setattr(host_kernels, "_mark", lambda: mark)
+        monkeypatch.setattr(host_kernels, "_COMMAND", (sys.executable, "-c", command))
+        monkeypatch.setattr(host_kernels, "compile_all", lambda: called.append("here"))
+        monkeypatch.setattr(subprocess, "run", noted)
+        begin_compiling().join()
+        return called
+
+    return begin
+
+
+def test_what_the_disk_has_is_read_here(begun: Callable[..., list[str]]) -> None:
+    assert begun(marked=True) == ["here"]
+
+
+def test_what_it_has_not_is_compiled_by_another_process_first(begun: Callable[..., list[str]]) -> None:
+    assert begun(marked=False) == ["elsewhere", "here"]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [("raise SystemExit('no room')", "no room"), ("import time; time.sleep(60)", "timed out")]
+)
+def test_one_that_fails_or_hangs_leaves_it_to_this_process(
+    begun: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    command: str,
+    reason: str,
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(host_kernels, "LONGEST_SECONDS", 0.5)
+    assert begun(marked=False, command=command) == ["elsewhere", "here"]
+    assert reason in caplog.text
+
+
+@pytest.mark.slow
+def test_another_process_leaves_all_of_it_on_the_disk(tmp_path: Path) -> None:
+    code = (
+        "import logging, time\n"
+        "from slipstream_kernels.draft_protocol import tree_wire\n"
+        "from slipstream_kernels.models.gpu.batch import plan_kernels\n"
+        "from verify_service.server import host_kernels\n"
+        "logging.basicConfig(level='INFO')\n"
+        "host_kernels._compile()\n"
+        "for function in (plan_kernels.pack_pass, tree_wire._read):\n"
+        "    print(sum(function.stats.cache_hits.values()), sum(function.stats.cache_misses.values()))\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=True
+        )
+        assert done.stdout.split() == ["1", "0"] * 2, done.stderr
+        assert len(list(tmp_path.rglob("host-kernels-*"))) == 1
