@@ -30,6 +30,8 @@ _PLAIN_KNOWN = 256
 Before that what all of them take longer is the price of trees, however small: a pass of requests alone would look as
 dear as one with trees, and trees worth their price, as long as there are trees in all of them.
 """
+_LEAST_READ = 0.1
+"""Of what further requests add to a mixture's pass, what reading their context is taken for at least."""
 PROFILED_CONTEXT = 1024
 """Tokens that each request has before it in the passes that are measured at start-up."""
 
@@ -133,9 +135,18 @@ class StepTimeModel:
         return self._drafted * (in_table - plain) + alone + self._trees * plain * drafted
 
     def _seconds_of_a_token(self) -> float:
-        """To read a token of context, which is most of what a further request adds; 0 where that was not measured."""
+        """To read a token of context, which is most of what a further request adds; 0 where that was not measured.
+
+        Of a mixture most of that is experts that its row wakes, as a further row of the requests there are does, too.
+        """
         more = self._requests[-1] - self._requests[0]
-        return float(self._table[-1, 0] - self._table[0, 0]) / (more * PROFILED_CONTEXT) if more else 0.0
+        if not more:
+            return 0.0
+        added = float(self._table[-1, 0] - self._table[0, 0])
+        if self.experts is not None:
+            of_rows = float(np.interp(more, self._knots, self._table[0]) - self._table[0, 0])
+            added = max(added - of_rows, _LEAST_READ * added)
+        return added / (more * PROFILED_CONTEXT)
 
     def _up_to(self, requests: int, nodes: int) -> Floats:
         """The table's seconds with 0, 1, 2, ... nodes, up to so many at least."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_kernels.models.checkpoint.expert_form import ExpertForm
 from verify_service.core.step_time_model import StepTimeModel
 
 H200 = [
@@ -154,6 +155,19 @@ def test_contexts_are_priced_whatever_the_load_becomes(context: int) -> None:
         model.observe(64, nodes, taken(64, nodes), context)
     for requests, nodes in ((64, 0), (64, 192), (16, 64), (1, 0), (1, 5)):
         assert model.seconds(requests, nodes) == pytest.approx(taken(requests, nodes), rel=0.1)
+
+
+def test_experts_that_requests_wake_are_no_price_of_their_context() -> None:
+    token, row = 3e-8, 1e-4
+
+    def taken(requests: int, rows: int, context: int = 1024) -> float:
+        return 3e-3 + row * rows + requests * context * token
+
+    sizes = [(1, rows) for rows in (1, 16, 64)] + [(16, rows) for rows in (16, 64, 256)] + [(64, 64), (64, 256)]
+    costs = StepTimeModel([(*each, taken(*each)) for each in sizes], ExpertForm(8, 2, 96, (True,), normalised=True))
+    costs.observe(64, 0, taken(64, 64, 300), 300)
+    assert costs.seconds(64) == pytest.approx(taken(64, 64, 300), rel=0.01)
+    assert costs.seconds(16) == pytest.approx(taken(16, 16, 300), rel=0.01)
 
 
 def test_where_requests_were_not_measured_a_context_costs_nothing() -> None:
