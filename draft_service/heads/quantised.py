@@ -78,7 +78,7 @@ def decoded_tensors(stored: Mapping[str, torch.Tensor], modules: Modules) -> dic
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in stored.items():
         module, _, part = name.rpartition(".")
-        if decoded_name(name, modules) != name or (module in modules and part == "weight"):
+        if module in modules and part in _PARTS:
             parts.setdefault(module, {})[part] = tensor
         elif tensor.dtype == torch.float8_e4m3fn:
             raise CheckpointError(f"{name} has dtype F8_E4M3, and no scale that config.json tells of")
@@ -110,11 +110,15 @@ def _shape(module: str, scheme: WeightScheme, held: Mapping[str, torch.Tensor]) 
     tensor = held.get(name)
     if tensor is None:
         raise CheckpointError(f"missing tensor {module}.{name}")
-    if tensor.ndim != (1 if name == "weight_shape" else 2) or (name == "weight_shape" and len(tensor) != 2):
-        raise CheckpointError(f"{module}.{name} has shape {list(tensor.shape)}, which is no weight's")
     if name == "weight_shape":
-        outputs, inputs = (int(size) for size in tensor)
+        if tensor.shape != (2,) or tensor.dtype not in (torch.int64, torch.int32):
+            raise CheckpointError(
+                f"{module}.{name} is {tensor.dtype} of shape {list(tensor.shape)}, expected two integers"
+            )
+        outputs, inputs = tensor.tolist()
         return outputs, inputs
+    if tensor.ndim != 2:
+        raise CheckpointError(f"{module}.{name} has shape {list(tensor.shape)}, which is no weight's")
     rows, columns = tensor.shape
     per_word = 32 // scheme.bits
     if scheme.layout == "awq":

@@ -125,6 +125,7 @@ def test_pickled_files_are_read_too(tmp_path: Path) -> None:
         ("pack4 g32", {}, "weight_shape", "missing tensor fc.weight_shape"),
         ("pack4 g32", {"weight_shape": torch.tensor([64, 193])}, "", "193 inputs are not a multiple of group_size, 32"),
         ("pack4 g32", {"weight_shape": torch.tensor([-64, 192])}, "", "fc.weight_packed is I32"),
+        ("pack4 g32", {"weight_shape": torch.full((2,), float("nan"))}, "", "fc.weight_shape is torch.float32"),
         ("awq g64", {}, "qzeros", "missing tensor fc.qzeros"),
         ("gptq g64", {"g_idx": torch.arange(192).flip(0).int()}, "", "fc.g_idx"),
     ],

@@ -27,22 +27,19 @@ def expected_boundaries(name: str, argument: str, num_layers: int) -> tuple[int,
         for key, _, value in (option.partition("=") for option in options):
             if key == "boundaries":
                 return tuple(int(part) for part in value.split("-"))
-        if (
-            name == "eagle3"
-            and folder
-            and (named := named_boundaries(read_json(Path(folder).expanduser() / "config.json")))
-        ):
-            return named
+        if name == "eagle3" and folder:
+            named = named_boundaries(read_json(Path(folder).expanduser() / "config.json"))
+            return named or usual_boundaries(name, num_layers)
     return usual_boundaries(name, num_layers)
 
 
 def named_boundaries(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Boundaries that a head's config.json names, empty where it names none. CheckpointError for what is no list.
 
-    Each producer counts differently.
-    A list at the top level (speculators, vLLM) holds boundaries. One in eagle_config holds outputs of layers where it
-    begins with 1, one less than the boundary; others there are either, depending on the engine: SGLang takes all of its
-    Llama's and Qwen's for outputs, but not its DeepSeek's. They are taken for boundaries, with a warning.
+    Each producer counts differently. A list at the top level (speculators, vLLM) holds boundaries. One in eagle_config
+    holds outputs of layers where it begins with 1, one less than the boundary; others there are either, depending on
+    the engine: SGLang takes all of its Llama's and Qwen's for outputs, but not its DeepSeek's. They are taken for
+    boundaries, with a warning.
     """
     name = "eagle_aux_hidden_state_layer_ids"
     nested = section(config, "eagle_config")
