@@ -88,6 +88,11 @@ class ScheduledRequest:
         return self._tree is not None or self.reserved
 
     @property
+    def is_likely_last(self) -> bool:
+        """Whether the request has all of its tokens with this step if half of the tree's levels are accepted."""
+        return self.decides and self.base + 1 + self.depth // 2 >= self.state.parameters.max_length
+
+    @property
     def prompt_rows(self) -> int:
         """Tokens of the prompt among the rows."""
         return max(0, min(self.base, self.state.prompt_length) - self.first)

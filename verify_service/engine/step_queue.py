@@ -87,8 +87,11 @@ class StepQueue:
 
     @property
     def _may_look_past(self) -> bool:
+        """Not where all requests are likely over by then: the one that comes next would wait for a step of nobody."""
         steps = self._steps
-        return len(steps) == 1 <= self._engine.lookahead and not steps[0].constrained
+        if not len(steps) == 1 <= self._engine.lookahead or steps[0].constrained:
+            return False
+        return not all(item.is_likely_last for item in steps[0].items)
 
     @property
     def seconds_ahead(self) -> float:

@@ -293,6 +293,17 @@ def test_beyond_a_tree_a_step_is_launched_where_no_other_tree_is_expected() -> N
     assert pipeline.can_launch
 
 
+@pytest.mark.parametrize(("max_tokens", "likely_over"), [(2, True), (3, False)])
+def test_no_step_is_launched_past_one_after_which_nobody_is_likely_left(max_tokens: int, likely_over: bool) -> None:
+    trees = Attached()
+    trees.expecting = False
+    for others, may in ((), not likely_over), ((decoding(trees),), True):
+        pipeline, _ = bench(1, trees)
+        states = decoding(trees, max_tokens), *others
+        pipeline.launch([ScheduledRequest(state, 1, TokenTree.chain([7, 8])) for state in states])
+        assert pipeline.can_launch_unresolved == may
+
+
 def promise(monkeypatch: pytest.MonkeyPatch, promised: list[bool]) -> None:
     """Of the trees behind the step under way, whether they suffice."""
     monkeypatch.setattr(SpeculationController, "can_launch_ahead", property(lambda _: promised[0]))
