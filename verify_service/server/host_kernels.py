@@ -11,13 +11,12 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
-import llvmlite.binding
 import numpy as np
 
+from slipstream.packages import child_environment
 from slipstream.process_limits import end_with
-from slipstream_kernels.jit.compiler import cache_folder
+from slipstream_kernels.jit.compile_turns import NotOnDiskError, reading_only
 
 _log = logging.getLogger(__name__)
 
@@ -66,18 +65,27 @@ def compile_all() -> None:
 
 def _compile() -> None:
     try:
-        mark = _mark()
-        if mark is not None and not mark.exists():
+        if not _read():
             _compile_elsewhere()
-        compile_all()
+            compile_all()
     except Exception:  # noqa: BLE001 - who needs it compiles it
         _log.exception("host kernels are not compiled ahead")
+
+
+def _read() -> bool:
+    """Whether the disk has all of it, which is ready then; so it is where no folder takes compiled code."""
+    try:
+        with reading_only():
+            compile_all()
+    except NotOnDiskError:
+        return False
+    return True
 
 
 def _compile_elsewhere() -> None:
     """Have a process of its own put all of it on the disk."""
     command = (*_COMMAND, str(os.getpid()))
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | child_environment() | {"CUDA_VISIBLE_DEVICES": ""}
     try:
         subprocess.run(
             command,
@@ -86,6 +94,7 @@ def _compile_elsewhere() -> None:
             stderr=subprocess.PIPE,
             timeout=LONGEST_SECONDS,
             env=environment,
+            start_new_session=True,  # a terminal's Ctrl-C is for this process
             check=True,
         )
     except subprocess.CalledProcessError as error:
@@ -94,20 +103,6 @@ def _compile_elsewhere() -> None:
         _log.info("host kernels are compiled in this process: %s", error)
 
 
-def _mark() -> Path | None:
-    """A file beside compiled kernels which says that the disk has had all of this machine's; None: it takes none."""
-    folder = cache_folder()
-    return None if folder is None else folder / f"host-kernels-{llvmlite.binding.get_host_cpu_name()}"
-
-
-def main() -> None:
-    """Compile it for the process whose id is the argument, and end with that."""
+if __name__ == "__main__":
     end_with(int(sys.argv[1]))
     compile_all()
-    mark = _mark()
-    if mark is not None:
-        mark.touch()
-
-
-if __name__ == "__main__":
-    main()

@@ -9,13 +9,33 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 LONGEST_WAIT = 60.0
 """Seconds after which a kernel is compiled here, too: the process that compiles it may be stopped."""
 _POLL = 0.02
+_OF_THREAD = threading.local()
+
+
+class NotOnDiskError(Exception):
+    """A function that is read from the disk alone has to be compiled."""
+
+
+@contextlib.contextmanager
+def reading_only() -> Iterator[None]:
+    """Within, the calling thread's first call of a function raises NotOnDiskError where the disk has no compiled one.
+
+    Nothing is compiled then. A function that no folder keeps is compiled all the same, as is any for another thread.
+    """
+    _OF_THREAD.reads_only = True
+    try:
+        yield
+    finally:
+        _OF_THREAD.reads_only = False
 
 
 class CompileTurns:
@@ -38,10 +58,15 @@ class CompileTurns:
         cache.load_overload, cache.save_overload = self.load, self.save
 
     def load(self, signature: Any, context: Any) -> Any:
-        """What the disk has, perhaps after waiting for another process; None: the caller compiles and saves."""
+        """What the disk has, perhaps after waiting for another process; None: the caller compiles and saves.
+
+        NotOnDiskError: within `reading_only`.
+        """
         found = self._load(signature, context)
         if found is not None:
             return found
+        if getattr(_OF_THREAD, "reads_only", False):
+            raise NotOnDiskError(self._path.stem)
         self._begin()
         found = self._load(signature, context)
         if found is not None:

@@ -6,11 +6,14 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from slipstream_kernels.jit.compile_turns import CompileTurns
+import pytest
+
+from slipstream_kernels.jit.compile_turns import CompileTurns, NotOnDiskError, reading_only
 
 COMPILE = """
 from slipstream_kernels.jit.compiler import Job, kernel
@@ -93,3 +96,55 @@ def test_a_folder_that_takes_no_lock_costs_nothing(tmp_path):
     assert cache.load_overload("int64", None) is None
     cache.save_overload("int64", 1)
     assert cache.load_overload("int64", None) == 1
+
+
+def test_what_is_only_read_is_not_compiled_and_keeps_nobody_waiting(tmp_path):
+    cache = Cache(tmp_path)
+    CompileTurns(cache)
+    with reading_only():
+        with pytest.raises(NotOnDiskError):
+            cache.load_overload("int64", None)
+        cache.kept["float32"] = 2
+        assert cache.load_overload("float32", None) == 2
+        other = threading.Thread(target=lambda: cache.kept.update(found=cache.load_overload("int64", None)))
+        other.start()
+        other.join()
+        assert cache.kept["found"] is None
+        cache.save_overload("int64", 1)
+        assert cache.load_overload("int64", None) == 1
+    with (tmp_path / "kernel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert cache.load_overload("uint8", None) is None
+    cache.save_overload("uint8", 1)
+
+
+ONLY_READ = """
+from slipstream_kernels.jit.compile_turns import NotOnDiskError, reading_only
+from slipstream_kernels.jit.compiler import kernel
+
+@kernel
+def add(a, b):
+    return a + b
+
+def called(a):
+    try:
+        return add(a, a)
+    except NotOnDiskError:
+        return "not on the disk"
+
+with reading_only():
+    print(called(1))
+print(called(2))
+with reading_only():
+    print(called(3))
+"""
+
+
+def test_a_function_is_compiled_after_it_was_not_on_the_disk(tmp_path):
+    script = tmp_path / "only_read.py"
+    script.write_text(ONLY_READ)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    for first in ("not on the disk", "2"):
+        command = [sys.executable, str(script)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == [first, "4", "6"], done.stderr
