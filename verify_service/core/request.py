@@ -101,3 +101,9 @@ class StepOutput:
     error: SlipstreamError | None = None
     seed: int | None = None
     prompt_scores: PromptScores | None = None
+
+    @property
+    def is_tokens_alone(self) -> bool:
+        """Whether it has nothing but tokens, and what the step did for them."""
+        told = self.logprobs or self.finish_reason or self.usage or self.timings or self.error or self.prompt_scores
+        return not told and self.seed is None

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.generation_codec import read_step
 from slipstream.generation_types import (
     FinishReason,
     PositionLogprobs,
@@ -160,6 +161,29 @@ def test_outputs_are_written_whole() -> None:
     assert (empty.HasField("seed"), empty.HasField("step"), empty.HasField("usage")) == (False, False, False)
     assert (error.error.code, error.error.message, error.error.field) == (8, "full", "f")
     assert error.error.retry_after == 2.5
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9),
+            st.lists(st.integers(0, 2**32 - 1), max_size=4),
+            st.sampled_from((None, SpeculationStep(0, 0, ""), SpeculationStep(3, 2, "p", (SourceCount("q", 1, 0),)))),
+            st.sampled_from((None, 0, 7)),
+        )
+    )
+)
+def test_outputs_of_tokens_alone_share_nothing(
+    told: list[tuple[int, list[int], SpeculationStep | None, int | None]],
+) -> None:
+    outputs = [StepOutput(RequestKey(8, each), tuple(ids), step=step, seed=seed) for each, ids, step, seed in told]
+    response = verify_pb2.SessionResponse.FromString(encode_outputs(outputs))
+    for (request, ids, step, seed), output in zip(told, response.outputs, strict=True):
+        assert (output.request_id, list(output.token_ids)) == (request, ids)
+        assert (output.HasField("step"), output.HasField("seed")) == (step is not None, seed is not None)
+        assert step is None or read_step(output.step) == step
+    alone = b"".join(encode_outputs([output]) for output in outputs)
+    assert alone == encode_outputs(outputs)
 
 
 def test_logprobs_of_a_prompt_arrive_as_flat_lists() -> None:
