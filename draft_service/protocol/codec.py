@@ -224,10 +224,19 @@ def decode_commands(message: draft_pb2.ExchangeResponse) -> list[Record]:
 
 
 def encode_replies(replies: Iterable[Reply]) -> draft_pb2.ExchangeRequest:
+    """Trees are filled in one after the other in a message that is kept for it.
+
+    One made anew takes memory of its own for each part, and once protobuf has freed ten thousand pieces no thread of
+    Python runs for milliseconds.
+    """
     message = draft_pb2.ExchangeRequest()
+    kept = draft_pb2.DraftReply()
     for reply in replies:
         if isinstance(reply, TrafficWeight):
             message.share = reply.share
+        elif isinstance(reply, TreeReply):
+            _fill_tree(kept.tree, reply)
+            message.replies.append(kept)
         else:
             _fill_reply(message.replies.add(), reply)
     return message
@@ -321,11 +330,9 @@ def _sendable(reason: str) -> str:
     return reason[:MAX_REASON].encode(errors="replace").decode()
 
 
-def _fill_reply(message: draft_pb2.DraftReply, reply: TreeReply | Resume | Nack) -> None:
+def _fill_reply(message: draft_pb2.DraftReply, reply: Resume | Nack) -> None:
     """Set in place: what is handed over as arguments is copied once more."""
     match reply:
-        case TreeReply():
-            _fill_tree(message.tree, reply)
         case Resume(have_length=have_length):
             _fill_stamp(message.resume.stamp, reply.stamp)
             message.resume.have_length = have_length
@@ -336,9 +343,7 @@ def _fill_reply(message: draft_pb2.DraftReply, reply: TreeReply | Resume | Nack)
 
 def _fill_tree(message: tree_pb2.TokenTree, reply: TreeReply) -> None:
     _fill_stamp(message.stamp, reply.stamp)
-    message.token_ids.extend(reply.tree.token_ids)
-    message.parents.extend(reply.tree.parents)
-    if reply.tree.log_probs:
-        message.log_probs.extend(reply.tree.log_probs)
-    if reply.sources:
-        message.sources.extend(reply.sources)
+    message.token_ids[:] = reply.tree.token_ids
+    message.parents[:] = reply.tree.parents
+    message.log_probs[:] = reply.tree.log_probs or ()
+    message.sources[:] = reply.sources

@@ -217,10 +217,20 @@ def _stamp(message: tree_pb2.TokenTree | draft_pb2.Resume | draft_pb2.Nack) -> S
 
 
 def encode_commands(commands: Sequence[Command]) -> bytes:
-    """An ExchangeResponse."""
+    """An ExchangeResponse.
+
+    Commits are filled in one after the other in messages that are kept for it: one made anew takes memory of its own
+    for each part, and once protobuf has freed ten thousand pieces no thread of Python runs for milliseconds.
+    """
     message = draft_pb2.ExchangeResponse()
+    with_rows, without_rows = draft_pb2.DraftCommand(), draft_pb2.DraftCommand()
     for record in commands:
-        _fill_command(message.commands.add(), record)
+        if isinstance(record, Commit) and record.hidden_states is None:
+            command = without_rows if record.device_rows is None else with_rows
+            _fill_commit(command.commit, record)
+            message.commands.append(command)
+        else:
+            _fill_command(message.commands.add(), record)
     return message.SerializeToString()
 
 
@@ -228,7 +238,6 @@ def _fill_command(message: draft_pb2.DraftCommand, record: Command) -> None:
     """Set in place: what is handed over as arguments is copied once more."""
     match record:
         case Commit():
-            _fill_stamp(message.commit.stamp, record.stamp)
             _fill_commit(message.commit, record)
         case Extend():
             _fill_stamp(message.extend.stamp, record.stamp)
@@ -249,10 +258,11 @@ def _fill_command(message: draft_pb2.DraftCommand, record: Command) -> None:
 
 def _fill_follow(message: draft_pb2.Follow, record: Follow) -> None:
     message.number = record.number
+    state = draft_pb2.FollowedState()
     for stamp, _, rows, place, max_nodes, max_depth in record.values:
-        state = message.states.add()
         _fill_stamp(state.stamp, stamp)
         state.tokens, state.offset, state.max_nodes, state.max_depth = rows, 2 * place, max_nodes, max_depth
+        message.states.append(state)
 
 
 def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:
@@ -260,7 +270,8 @@ def _fill_stamp(message: tree_pb2.Stamp, stamp: Stamp) -> None:
 
 
 def _fill_commit(message: draft_pb2.Commit, record: Commit[Bits]) -> None:
-    message.token_ids.extend(record.token_ids)
+    _fill_stamp(message.stamp, record.stamp)
+    message.token_ids[:] = record.token_ids
     message.max_nodes, message.max_depth = record.max_nodes, record.max_depth
     message.handed = record.handed
     _fill_states(message, record)
