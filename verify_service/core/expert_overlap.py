@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +53,15 @@ class ExpertOverlap:
         self.counts = {"plain": ExpertCounts(), "drafted": ExpertCounts()}
         """By kind of step, with drafted nodes and without."""
 
-    def independent(self, rows: float) -> float:
+    @overload
+    def independent(self, rows: float) -> float: ...
+
+    @overload
+    def independent(self, rows: Floats) -> Floats: ...
+
+    def independent(self, rows: Any) -> Any:
         """Experts awake on average, over all layers, of so many rows that choose independently."""
-        return float(self._most * (1 - self._asleep**rows))
+        return self._most * (1 - self._asleep**rows)
 
     def observe(self, requests: int, nodes: int, trees: Sequence[TokenTree], awake: int) -> float:
         """Take in a step of some requests, each with one row, and `nodes` nodes, those of `trees` as far as they are

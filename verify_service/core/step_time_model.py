@@ -49,8 +49,8 @@ class StepTimeModel:
     def __init__(self, measured: Iterable[tuple[int, int, float]], experts: ExpertForm | None = None) -> None:
         """`measured` has (requests, rows, seconds) of passes; rows are those of the requests and of their nodes.
 
-        experts: those of a mixture, whose passes were measured with rows that choose them independently; of others
-        nodes count as what they wake of them.
+        experts: those of a mixture, whose passes were measured with rows that choose them independently. Nodes wake
+        fewer of them than such rows do, whose time a pass is spared.
 
         One entry says that all cost the same. Beyond the most requests measured, one more costs what a node does.
         """
@@ -70,6 +70,7 @@ class StepTimeModel:
         self._since_plain = 0 if self._table.size > 2 else _PLAIN_KNOWN
         """Passes with nodes since the last one without, for which those that were measured at start-up count."""
         self._token_seconds = self._seconds_of_a_token()
+        self._expert_seconds = self._seconds_of_an_expert()
         self._beyond = 0.0
         """Tokens that a request of the latest pass has beyond the profiled context; may be negative."""
         self._known: dict[int, Floats] = {}
@@ -89,9 +90,13 @@ class StepTimeModel:
         """How many times longer a pass of so many requests takes than one of a single request, as measured at first."""
         return float(self._up_to(requests, 0)[0] / self._up_to(1, 0)[0])
 
-    def predict(self, requests: int, nodes: Floats) -> Floats:
-        """Of passes with so many nodes each, on average perhaps."""
-        return self._corrected(requests, nodes > 0, self._in_table(requests, nodes), self._up_to(requests, 0)[0])
+    def predict(self, requests: int, nodes: Floats, awake: Floats | None = None) -> Floats:
+        """Of passes with so many nodes each, on average perhaps.
+
+        awake: of a mixture, what they count as of rows that choose experts independently; as many as they are if None.
+        """
+        in_table = self._in_table(requests, nodes) if awake is None else self._spared(requests, nodes, awake)
+        return self._corrected(requests, nodes > 0, in_table, self._up_to(requests, 0)[0])
 
     def predict_range(self, requests: int, nodes: int, count: int) -> Floats:
         """Of `count` passes, the first with so many nodes and each of the others with one more than the one before."""
@@ -99,13 +104,23 @@ class StepTimeModel:
         drafted = np.arange(nodes, nodes + count) > 0
         return self._corrected(requests, drafted, in_table[nodes : nodes + count], in_table[0])
 
-    def observe(self, requests: int, nodes: float, seconds: float, context: float = PROFILED_CONTEXT) -> None:
-        """Take in one pass, of requests that have so many tokens each before them on average."""
+    def observe(
+        self,
+        requests: int,
+        nodes: int,
+        seconds: float,
+        context: float = PROFILED_CONTEXT,
+        awake: float | None = None,
+    ) -> None:
+        """Take in one pass, of requests that have so many tokens each before them on average.
+
+        awake: as of `predict`.
+        """
         self._beyond = context - PROFILED_CONTEXT
-        below = int(nodes)
-        in_table = self._up_to(requests, below + 1)
-        plain = float(in_table[0])
-        whole = float(in_table[below] + (nodes - below) * (in_table[below + 1] - in_table[below]))
+        in_table = self._up_to(requests, nodes)
+        plain, whole = float(in_table[0]), float(in_table[nodes])
+        if awake is not None:
+            whole = float(self._spared(requests, np.array([nodes], float), np.array([awake]))[0])
         added, read = whole - plain, requests * self._token_seconds * self._beyond
         base = self._plain + self._trees if nodes else self._plain
         expected = max(base * plain + self._drafted * added + self._read * read, _LEAST_FACTOR * plain)
@@ -147,6 +162,28 @@ class StepTimeModel:
             of_rows = float(np.interp(more, self._knots, self._table[0]) - self._table[0, 0])
             added = max(added - of_rows, _LEAST_READ * added)
         return added / (more * PROFILED_CONTEXT)
+
+    def _seconds_of_an_expert(self) -> float:
+        """Of one more that is awake, by passes of the fewest requests up to those that wake half of all.
+
+        Less what a row takes beside so many that all are awake.
+        """
+        most = float(self._knots[-2])
+        if self.experts is None or not most:
+            return 0.0
+        line = self._table[0]
+        woken = self.experts.independent(self._requests[0] + self._knots)
+        half = min(int(np.searchsorted(woken, woken[-1] / 2)), len(line) - 2)
+        of_a_row = (line[-2] - np.interp(most / 2, self._knots, line)) / (most / 2)
+        added = line[half] - line[0] - of_a_row * self._knots[half]
+        return max(0.0, float(added / (woken[half] - woken[0]))) if half else 0.0
+
+    def _spared(self, requests: int, nodes: Floats, awake: Floats) -> Floats:
+        """The table's seconds, less those of experts that nodes do not wake; see `predict`."""
+        assert self.experts is not None
+        asleep = self.experts.independent(requests + nodes) - self.experts.independent(requests + awake)
+        spared = self._in_table(requests, nodes) - self._expert_seconds * asleep
+        return np.maximum(spared, self._in_table(requests, awake))
 
     def _up_to(self, requests: int, nodes: int) -> Floats:
         """The table's seconds with 0, 1, 2, ... nodes, up to so many at least."""

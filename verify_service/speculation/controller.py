@@ -291,12 +291,12 @@ class SpeculationController:
                 self._optimizer.observe_nodes(len(decisions), nodes=worth, depth=tree.depth)
         self._acceptance.observe(verified)
         if requests:
-            rows: float = nodes
+            counted = None
             if self.experts is not None:
                 trees = [item.tree for item, *_ in decisions if item.tree is not None]
-                rows = self.experts.observe(requests, nodes, trees, awake)
+                counted = self.experts.observe(requests, nodes, trees, awake)
             drafted = sum(len(right) for _, right in verified)
-            self._optimizer.observe_pass(requests, rows, seconds, mean_context(decisions), drafted)
+            self._optimizer.observe_pass(requests, nodes, seconds, mean_context(decisions), drafted, counted)
         self._optimizer.prepare()
         self._acceptance.prepare()
 

@@ -91,15 +91,17 @@ class GoodputOptimizer:
         """Nodes that were worth it for each level of a tree in steps of about so many requests, at first `at_first`."""
         return self._nodes_per_level.get(load_size(requests), at_first)
 
-    def _rows_per_level(self, requests: int) -> float:
-        """What these nodes count as in the step's time: one a level at least, where trees are verified whole."""
+    def _priced_nodes(self, requests: int) -> float:
+        """Those of a level that the step's time is of: one at least, where trees are verified whole."""
         nodes = self.nodes_per_level(requests)
-        return self._rows(max(1.0, nodes) if self.takes_whole and requests > 1 else nodes)
+        return max(1.0, nodes) if self.takes_whole and requests > 1 else nodes
 
-    def _rows(self, nodes: float) -> float:
-        """What so many nodes of a level count as in the step's time."""
+    def _passes(self, requests: int, nodes: int, per_level: float, presence: float, levels: int) -> Floats:
+        """Seconds of steps with 1, 2, ... `levels` levels, each present by chance, beside `nodes` other nodes."""
+        drafted = presence * np.arange(1.0, levels + 1)
         experts = self.step_time.experts
-        return nodes if experts is None else experts.of_level(nodes)
+        awake = None if experts is None else nodes + experts.of_level(per_level) * drafted
+        return self.step_time.predict(requests, nodes + per_level * drafted, awake)
 
     def learn_drafter(self, proposer: str, costs: Sequence[RoundCost], most_levels: int) -> None:
         """Take in what a proposer's drafter says: what rounds take, if it does, and how deep trees are, or 0."""
@@ -113,15 +115,24 @@ class GoodputOptimizer:
         before = self.nodes_per_level(running, nodes / depth if running == 1 else 1.0)
         self._nodes_per_level[load_size(running)] = before + FAST * (nodes / depth - before)
 
-    def observe_pass(self, requests: int, nodes: float, seconds: float, context: float, drafted: int = 0) -> None:
+    def observe_pass(
+        self,
+        requests: int,
+        nodes: int,
+        seconds: float,
+        context: float,
+        drafted: int = 0,
+        awake: float | None = None,
+    ) -> None:
         """Take in a pass of requests with so many tokens each before them, in which `drafted` tokens were output.
 
-        What passes take longer as drafters are made ready for a probe is the probe's price, not theirs.
+        awake: as of `StepTimeModel.predict`. What passes take longer as drafters are made ready for a probe is the
+        probe's price, not theirs.
         """
         if nodes or self.gate.keeps_ready:
             self.gate.slow(self.step_time.excess(requests, seconds) - drafted / requests)
         if nodes or not self.gate.keeps_ready:
-            self.step_time.observe(requests, nodes, seconds, context)
+            self.step_time.observe(requests, nodes, seconds, context, awake)
 
     def observe_idle(self, requests: int, seconds: float) -> None:
         """Take in what an engine idled before a step that waited for no trees; once as long as it takes at most."""
@@ -232,7 +243,7 @@ class GoodputOptimizer:
         if waits is None:
             return True
         levels = np.repeat(np.arange(1, MAX_LEVELS + 1), asking)
-        passes = self.step_time.predict(requests, nodes + self._rows(1.0) * np.arange(1.0, len(levels) + 1))
+        passes = self._passes(requests, nodes, 1.0, 1.0, len(levels))
         least = _START_GAIN * requests / self.step_time.seconds(requests, nodes)
         chances: Floats = np.float64(MOST_RATE) ** levels
         return best_levels(chances, levels, passes, np.array(waits), float(requests), least)[0] > 0
@@ -255,7 +266,10 @@ class GoodputOptimizer:
         rates = self.acceptance.level_rates([(candidate.history, candidate.proposer) for candidate in candidates])
         most = [self._depth_of(candidate) for candidate in candidates]
         waits = self.draft_time.waits(len(candidates), requests, (1, 2))
-        known = self._presence, self._rows_per_level(requests), *waits, *self.step_time.factors
+        per_level = self._priced_nodes(requests)
+        experts = self.step_time.experts
+        counted = per_level if experts is None else experts.of_level(per_level)
+        known = self._presence, per_level, counted, *waits, *self.step_time.factors
         facts = (rates.tolist(), most, requests, nodes, known)
         if facts != last.facts:
             worth = LEAST_GAIN if any(last.granted) else _START_GAIN
@@ -274,8 +288,7 @@ class GoodputOptimizer:
         chances, indices, levels = _offered(rates, most)
         if not len(levels):
             return indices, None
-        per_level = self._presence * self._rows_per_level(requests)
-        passes = self.step_time.predict(requests, nodes + per_level * np.arange(1.0, len(levels) + 1))
+        passes = self._passes(requests, nodes, self._priced_nodes(requests), self._presence, len(levels))
         waits = self.draft_time.waits(len(rates), requests, range(1, int(levels.max()) + 1))
         least = worth * requests / self.step_time.seconds(requests, nodes)
         chances = self._presence * chances

@@ -72,8 +72,9 @@ class NodeSelector:
         chances = self._acceptance.path_probs(trees)
         order = np.argsort(-chances, kind="stable")
         if experts is not None:
-            counts = _sums(experts.of_nodes([drafted.tree for drafted in trees], order))
-            seconds = self._costs.predict(requests, rows - requests + counts)
+            counted = _sums(experts.of_nodes([drafted.tree for drafted in trees], order))
+            others = rows - requests
+            seconds = self._costs.predict(requests, others + np.arange(nodes + 1.0), others + counted)
             if seconds[nodes] < LEAST_GAIN * seconds[0]:
                 return None
         yields = _sums(chances[order])

@@ -170,6 +170,34 @@ def test_experts_that_requests_wake_are_no_price_of_their_context() -> None:
     assert costs.seconds(16) == pytest.approx(taken(16, 16, 300), rel=0.01)
 
 
+MIXTURE = [
+    *((1, rows, ms) for rows, ms in ((1, 3.05), (2, 3.62), (4, 4.58), (8, 5.89), (16, 7.31), (32, 9.13), (64, 10.86))),
+    *((4, rows, ms) for rows, ms in ((4, 4.47), (8, 5.98), (16, 7.31), (32, 9.31), (64, 11.19), (128, 15.19))),
+    *((16, rows, ms) for rows, ms in ((16, 7.60), (32, 9.51), (64, 11.60), (96, 14.63), (128, 15.40), (512, 28.15))),
+    *((64, rows, ms) for rows, ms in ((64, 12.15), (128, 16.03), (256, 19.22), (384, 22.37), (512, 26.81))),
+]
+"""Requests, rows, milliseconds: passes with Qwen3-30B-A3B's shapes in FP8 on an H200, rows choosing independently."""
+
+
+@pytest.mark.parametrize(
+    ("requests", "nodes", "awake", "added"),
+    [(1, 6, 2.1, 1.6), (4, 18, 4.7, 2.1), (16, 102, 12.7, 6.8), (64, 409, 23.9, 14.2)],
+)
+def test_nodes_that_wake_few_experts_are_spared_these_alone(
+    requests: int, nodes: int, awake: float, added: float
+) -> None:
+    """Of text on that model: nodes of steps, rows that would wake as many, and the milliseconds that trees took."""
+    measured = [(each, rows, ms / 1e3) for each, rows, ms in MIXTURE]
+    costs = StepTimeModel(measured, ExpertForm(128, 8, 768, (True,) * 48, normalised=True))
+    plain, drafted = costs.predict(requests, np.array([0.0, nodes]), np.array([0.0, awake]))
+    assert 1e3 * (drafted - plain) == pytest.approx(added, rel=0.25)
+    independent = costs.seconds(requests, nodes)
+    assert drafted < independent
+    for _ in range(100):
+        costs.observe(requests, nodes, drafted, awake=awake)
+    assert costs.seconds(requests, nodes) == pytest.approx(independent)
+
+
 def test_where_requests_were_not_measured_a_context_costs_nothing() -> None:
     model = StepTimeModel(ROWS)
     before = model.seconds(4, 2)
