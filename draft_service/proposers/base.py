@@ -298,5 +298,8 @@ class Proposer(ABC):
         """
         return False
 
+    def settle(self) -> None:  # noqa: B027 (a hook; most proposers do their work at once)
+        """Wait until a device has done what `advance` queued. Other threads may have it draft meanwhile."""
+
     def shut_down(self) -> None:  # noqa: B027 (a hook; most proposers need none)
         """The process ends; release what is held."""

@@ -53,6 +53,13 @@ class _Task:
             self.seconds += (taken - self.seconds) / (_RECENT if self.seconds else 1.0)
         return more
 
+    def settle(self) -> None:
+        """Wait for what its pieces left to a device."""
+        try:
+            self.proposer.settle()
+        except Exception:  # noqa: BLE001 (a third party's code)
+            _log.exception("proposer %s failed in the background", self.proposer.name)
+
 
 class Background:
     """The background work of proposers. `clock`: seconds that only grow."""
@@ -60,6 +67,11 @@ class Background:
     def __init__(self, proposers: Sequence[Proposer], clock: Callable[[], float] = perf_counter) -> None:
         self._tasks = [_Task(proposer) for proposer in proposers]
         self._clock = clock
+
+    def settle(self) -> None:
+        """Wait until devices have done what was queued."""
+        for task in self._tasks:
+            task.settle()
 
     def advance(self) -> bool:
         """Do one piece of work, or several short ones. Return whether there may be more."""

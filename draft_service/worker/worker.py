@@ -214,7 +214,9 @@ class Worker:
                     self._table.partial = 0
                 more_work = background.advance()
             self._send_all()
-            if not (items or more_work):
+            if more_work:
+                background.settle()  # while other threads may make a pass
+            elif not items:
                 self._rest()
 
     def _rest(self) -> None:

@@ -23,15 +23,13 @@ from verify_service.scheduler.tree_share import cut_trees, observe_wait
 from verify_service.speculation.acceptance_model import ProposedTree, proposed_tree
 from verify_service.speculation.draft_latency import DraftLatency
 from verify_service.speculation.forecast import Forecast
-from verify_service.speculation.goodput import GoodputOptimizer
+from verify_service.speculation.goodput import MANY_LATE, GoodputOptimizer
 from verify_service.speculation.grammar_trees import GrammarTrees, proposed_forced
 from verify_service.speculation.node_selection import NodeSelector
 from verify_service.speculation.on_device_trees import OnDeviceTrees
 from verify_service.speculation.tree_fit import fit_tree
 from verify_service.speculation.tree_sizing import TreeSizer, haste_of
 
-_MANY = 0.25
-"""Of the requests of a step, how many may be catching up, as new ones always are, for its wait to count."""
 _NOTICEABLE = 2e-4
 """Seconds of a wait for trees in which other work can be done; sources in this process answer sooner."""
 
@@ -383,4 +381,4 @@ def _many_catch_up(items: Sequence[ScheduledRequest]) -> bool:
     """Whether drafters are busy with the states of many requests of a step, which is no price of trees."""
     drafts = [item.state.draft for item in items]
     late = sum(draft.catching_up and not draft.paused for draft in drafts)
-    return late > _MANY * len(items)
+    return late > MANY_LATE * len(items)

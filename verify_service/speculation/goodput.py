@@ -28,6 +28,10 @@ PROBE_LEVELS = 2
 """Of a probe's trees: the second tells how often a level is right below one that was."""
 _START_GAIN = 1.03
 """Times plain throughput that trees must promise before there are any: who begins has first to catch up."""
+MANY_LATE = 0.25
+"""Of a step's requests, how many may be catching up, as new ones always are, for its wait to count as any other."""
+_LATE = 0.5
+"""Share of the newest wait in what steps wait then: there are few of them, and each is long."""
 _LEAST_CHANCE = 0.02
 """Of levels that are considered."""
 
@@ -71,6 +75,8 @@ class GoodputOptimizer:
         self.gate = SpeculationGate()
         self.forecast = Forecast()
         self._presence = 1.0
+        self._late_wait = 0.0
+        """Seconds of a wait for trees of drafters that are busy with the states of many others."""
         self._idle = 0.0
         """Of an engine before a step without trees, in such steps, while none are wanted."""
         self.takes_whole = False
@@ -157,12 +163,14 @@ class GoodputOptimizer:
         """Take in the wait for trees: `arrived` of `asked` came, the deepest with `levels` levels.
 
         `running` requests shared the step, those that asked among them. behind: as of `DraftTimeModel.observe`.
-        catching_up: the drafter was busy with the states of many of them, so that the wait is no price.
+        catching_up: the drafter was busy with the states of many of them, so that the wait is no price of trees later.
         of_probe: a probe asked, which may be over as its last wait is told.
         """
         running = max(running, asked)
         self._presence += FAST * asked / running * (arrived / asked - self._presence)
-        if not catching_up:
+        if catching_up:
+            self._late_wait += _LATE * (seconds - self._late_wait)
+        else:
             came = arrived > 0
             self.draft_time.observe(seconds, asked=asked, running=running, levels=levels, behind=behind, came=came)
         self.gate.charge(seconds / self.step_time.seconds(running), late=of_probe)
@@ -177,7 +185,8 @@ class GoodputOptimizer:
     ) -> list[int]:
         """Return the depth granted to each candidate; the step has `requests`, and `nodes` besides those granted here.
 
-        `others` cannot have any yet: none are granted unless it would pay for all of them together too.
+        `others` cannot have any yet: none are granted unless it would pay for all of them together too, and while
+        they are many, unless those granted are worth the longer wait.
         """
         self._chosen = True
         self.draft_time.count_step()
@@ -187,9 +196,16 @@ class GoodputOptimizer:
         promising = any(self._choose(whole, (*candidates, *others), requests, nodes)) if others else any(granted)
         self.is_profitable = self.gate.opens(max(requests, 1), promising=promising)
         asking = len(candidates) + len(others)
+        plain = self.step_time.seconds(max(requests, 1), nodes)
+        promised = own.promised if self.is_profitable else None
+        if (
+            promised is not None
+            and len(others) > MANY_LATE * requests
+            and not self._is_worth_late(promised, requests, plain)
+        ):
+            granted, promised = [0] * len(candidates), None
         if asking:
-            plain = self.step_time.seconds(max(requests, 1), nodes)
-            self.forecast.add(max(requests, 1), plain, own.promised if self.is_profitable else None)
+            self.forecast.add(max(requests, 1), plain, promised)
         if asking and not self.is_profitable and not self.gate.unprofitable_steps % REST_AFTER:
             self.gate.judge(could_pay=self._could_pay(asking, max(requests, 1), nodes))
         learned = self.gate.probe_ends and self.acceptance.has_learned()
@@ -201,6 +217,16 @@ class GoodputOptimizer:
             self.acceptance.begin_probe()
         levels = PROBE_LEVELS if self.gate.probing else 0
         return [min(levels, candidate.max_levels) for candidate in candidates]
+
+    def _is_worth_late(self, promised: tuple[float, float], requests: int, plain: float) -> bool:
+        """Whether a step's trees are worth the wait while many others catch up; each time that they are not it is
+        taken to be a little shorter, as it is not seen again.
+        """
+        tokens, seconds = promised
+        worth = tokens * plain >= _START_GAIN * requests * (seconds + self._late_wait)
+        if not worth:
+            self._late_wait *= 1 - FAST / 4
+        return worth
 
     def rests(self, requests: int) -> bool:
         """Decide that one more step of as many requests has no trees, unless they are to be weighed anew for it.

@@ -168,6 +168,10 @@ class GpuDraftModelProposer(DraftModelBase):
         self._compute(batch)
         return bool(self._behind)
 
+    def settle(self) -> None:
+        if self._started is not None:
+            self._running.draft.wait_for_text()
+
     def shut_down(self) -> None:
         self._started = None
 

@@ -193,7 +193,6 @@ class GpuEagleProposer(EagleBase):
         long = [session for session in behind if session.pending > limits.text_rows]
         if not self._are_many(long):
             return False
-        self._followed = None  # what it computed is computed again
         batch: list[tuple[PagedSession, int]] = []
         room = limits.chunk
         for session in long:
@@ -204,6 +203,10 @@ class GpuEagleProposer(EagleBase):
                 break
         self._compute(batch)
         return self._are_many(long)
+
+    def settle(self) -> None:
+        if self._started is not None:
+            self._round.wait_for_text()
 
     def _are_many(self, long: Sequence[PagedSession]) -> bool:
         limits = self._round.limits
@@ -282,6 +285,7 @@ class GpuEagleProposer(EagleBase):
         """Begin anew with a head of these weights, without sessions."""
         if self._started is not None:
             self._round.finish()
+            self._round.wait_for_text()
         self._started = self._followed = None
         gc.collect()  # the graphs and pages of the one before
         config = self.config

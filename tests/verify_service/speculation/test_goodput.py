@@ -257,6 +257,20 @@ def test_requests_have_more_nodes_where_the_same_rows_are_of_fewer_requests() ->
     assert not any(crowd)
 
 
+def test_while_many_catch_up_trees_that_are_not_worth_the_longer_wait_are_not_asked_for() -> None:
+    made = budget([(1, 1, 1.0e-3), (1, 64, 1.6e-3)])
+    ready, late = ([DepthCandidate(accepted(0.9), 63) for _ in range(8)] for _ in range(2))
+    assert all(made.choose_depths(ready, 16, late)), "nothing is known of longer waits"
+    for _ in range(4):
+        made.observe_wait(6e-3, asked=8, arrived=8, levels=4, running=16, catching_up=True)
+    assert made.choose_depths(ready, 16, late) == [0] * 8
+    assert made.is_profitable and not made.gate.paused, "drafters go on to catch up"
+    assert all(made.choose_depths(ready, 16, late[:4])), "few hold up nobody"
+    steps = next(step for step in range(1000) if any(made.choose_depths(ready, 16, late)))
+    assert 20 < steps < 200, "who never catches up is waited for again"
+    assert not made.gate.paused
+
+
 def test_fixed_trees_in_a_step_make_others_dearer() -> None:
     table = [(1, 1, 1.0e-3), (1, 8, 1.1e-3), (1, 9, 2.0e-3), (1, 64, 12e-3)]
     bidders = [DepthCandidate(accepted(0.8), 63)]

@@ -1,7 +1,7 @@
 """Rounds of drafting on a GPU: a plan goes to the device, one CUDA graph runs, trees come back.
 
 A round computes the latest rows of text of all its sessions, then level after level of their trees (EAGLE-2, arXiv
-2406.16858, section 4), whatever the draft's network is. The host waits once, for the trees.
+2406.16858, section 4), whatever the draft's network is. The host waits for the trees, and for no older text.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from slipstream_kernels.models.gpu.draft.networks.draft_forward import DraftForw
 from slipstream_kernels.models.gpu.draft.networks.draft_ops import DraftOps
 from slipstream_kernels.models.gpu.draft.round.draft_handle import DraftHandle
 from slipstream_kernels.models.gpu.draft.round.hidden_state_rows import HiddenStateInputs
+from slipstream_kernels.models.gpu.draft.round.host_plans import HostPlans
 from slipstream_kernels.models.gpu.draft.round.limits import PAGE_SIZE, DraftLimits
 from slipstream_kernels.models.gpu.draft.round.memory_plan import plan_draft_memory, rotary_positions, scratch_slots
 from slipstream_kernels.models.gpu.draft.round.plan_rows import MAX_DEPTH, ROWS, Int32
@@ -83,15 +84,19 @@ class DraftRound:
         self._ops = ops or (draft_ops.kernels() if cuda else draft_ops.twins())
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
+        self._text_done: torch.cuda.Event | None = None
+        """Of the pass over text queued last."""
         self._states_read: torch.cuda.Event | None = None
         self._latest: DraftHandle | None = None
         """Of the round queued last; its trees are read before what they lie in is used again."""
         if cuda:
             self._stream, self._done = torch.cuda.Stream(device), torch.cuda.Event()
-            self._states_read = torch.cuda.Event()
+            self._states_read, self._text_done = torch.cuda.Event(), torch.cuda.Event()
             self._stream.wait_stream(torch.cuda.current_stream(device))  # where the weights come from
             self._own_stream = StreamContext(self._stream)
-        self._layouts: dict[RoundBucket, tuple[RoundLayout, RoundArrays[np.ndarray], RoundArrays[torch.Tensor]]] = {}
+        self._layouts: dict[RoundBucket, tuple[RoundLayout, RoundArrays[torch.Tensor]]] = {}
+        self._plan_views: dict[tuple[RoundBucket, int], RoundArrays[np.ndarray]] = {}
+        """By bucket and the plan's turn."""
         with self._on_stream():
             self._allocate(chain_rows, rope)
         self._graphs = GraphRunner[RoundBucket](self._run)
@@ -123,14 +128,25 @@ class DraftRound:
         return self._on_stream()
 
     def compute_text(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor]) -> None:
-        """Compute keys and values of rows of text, `limits.chunk` at most together.
+        """Queue keys and values of rows of text, `limits.chunk` at most together.
 
         features: bfloat16 [rows, shape.features], on any device, end to end the rows of all items; none where the draft
-        reads none. Waits until they are read.
+        reads none. Whatever is queued next finds them computed. Waits for those that are on the host to be read.
         """
+        staged = not all(part.is_cuda for part in features)
+        if staged:
+            self.finish()
         table, tokens = item_table(items)
         self._launch(self._buckets.find(0, len(tokens), 0, filtered=False), table, tokens, features)
-        self._wait()
+        if self._text_done is not None:
+            self._text_done.record(self._stream)
+            if staged:
+                self._text_done.synchronize()
+
+    def wait_for_text(self) -> None:
+        """Wait until the text queued so far is computed. For any thread."""
+        if self._text_done is not None:
+            self._text_done.synchronize()
 
     def draft(self, items: Sequence[RoundItem], features: Sequence[torch.Tensor], *, filtered: bool) -> list[TokenTree]:
         """The trees of a round; see `begin`."""
@@ -143,6 +159,7 @@ class DraftRound:
         values are in their pages once the trees are there. Whatever is queued next waits for them.
         """
         table, tokens = item_table(items)
+        self.finish()
         self._launch(self._find(table, filtered=filtered), table, tokens, features)
         self._latest = DraftHandle(self._result_words[: len(items)], self._done)
         return self._latest
@@ -197,9 +214,11 @@ class DraftRound:
 
     def _launch(self, bucket: RoundBucket, table: Int32, tokens: Int32, features: Sequence[torch.Tensor]) -> None:
         """Queue a round or a pass over text, and the copy of its trees, if any."""
-        self.finish()
-        if self._stream is not None and any(part.is_cuda for part in features):
+        on_device = [part for part in features if part.is_cuda]
+        if self._stream is not None and on_device:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))  # where they come from
+            for part in on_device:
+                part.record_stream(self._stream)  # its memory is used again once it is read
         with self._on_stream():
             if features:
                 self._features.load(features)
@@ -214,35 +233,34 @@ class DraftRound:
             if handed:
                 self._handed[: bucket.sessions].copy_(trees)
             self._result[: bucket.sessions].copy_(trees, non_blocking=True)
-        if self._done is not None:
-            self._done.record(self._stream)
-
-    def _wait(self) -> None:
-        if self._done is not None:
-            self._done.synchronize()
+            if self._done is not None:
+                self._done.record(self._stream)
 
     def _send(self, bucket: RoundBucket, table: Int32, tokens: Int32, asked: Int64 = NOTHING_ASKED) -> None:
         """Queue the copy of a plan, and of the changes of the tables noted since the last one.
 
         `table` and `tokens` are those of `item_table`, `asked` those of `pack_follows`.
         """
-        layout, host, _ = self._laid_out(bucket)
-        layout.pack(table, tokens, self._pages, self._host_words)
+        layout, _ = self._laid_out(bucket)
+        plans = self._host_plans
+        plans.take()
+        host = self._plan_views.get((bucket, plans.turn))
+        if host is None:
+            host = self._plan_views[bucket, plans.turn] = layout.views(plans.words)
+        layout.pack(table, tokens, self._pages, plans.words)
         layout.pack_follows(table, asked, host.follows)
         changes = self._tables.take_changes(len(host.updates))
         host.updates[: len(changes)] = changes
         host.updates[len(changes) :] = -1
-        self._plan[: layout.words].copy_(self._host_plan[: layout.words], non_blocking=True)
+        plans.send(self._plan, layout.words)
 
     def _prepare(self, bucket: RoundBucket) -> None:
-        """Put a plan of nothing but padding on the device; the one before it has been read."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        """Put a plan of nothing but padding on the device."""
         self._send(bucket, *item_table([]))
 
     def _settle(self, bucket: RoundBucket, followed: TargetPass) -> None:
         """Queue what a round that follows a pass has in front of it."""
-        layout, _, plan = self._laid_out(bucket)
+        layout, plan = self._laid_out(bucket)
         features = self._buffers.features[: bucket.text_rows] if self.forward.shape.features else None
         followed.settle(self._ops, plan, layout.segment_rows, self.limits.width, features, self._states_read)
 
@@ -258,7 +276,7 @@ class DraftRound:
 
     def _run(self, bucket: RoundBucket) -> None:
         """Queue all of a round's ops, or those of a pass over text."""
-        plan = self._laid_out(bucket)[2]
+        _, plan = self._laid_out(bucket)
         layers = self._ops.layers
         layers.write_words(self._tables.words, plan.updates)
         features = self._buffers.features[: bucket.text_rows] if self.forward.shape.features else None
@@ -347,11 +365,11 @@ class DraftRound:
             places, scores, log_probs, scored, plan.limits, depth + 1, vocabulary, trees.trees, following
         )
 
-    def _laid_out(self, bucket: RoundBucket) -> tuple[RoundLayout, RoundArrays[np.ndarray], RoundArrays[torch.Tensor]]:
-        """A bucket's layout with its arrays on the host and on the device."""
+    def _laid_out(self, bucket: RoundBucket) -> tuple[RoundLayout, RoundArrays[torch.Tensor]]:
+        """A bucket's layout with its arrays on the device."""
         if bucket not in self._layouts:
             layout = RoundLayout(bucket, self.forward.shape, self.limits)
-            self._layouts[bucket] = layout, layout.views(self._host_words), layout.views(self._plan)
+            self._layouts[bucket] = layout, layout.views(self._plan)
         return self._layouts[bucket]
 
     def _allocate(self, chain_rows: int, rope: Rope) -> None:
@@ -373,8 +391,7 @@ class DraftRound:
         # The largest bucket of each kind comes first.
         words = max(RoundLayout(bucket, shape, limits).words for bucket in self._buckets.all())
         self._plan = torch.zeros(words, dtype=torch.int32, device=device)
-        self._host_plan = torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
-        self._host_words = self._host_plan.numpy()
+        self._host_plans = HostPlans(words, device)
         self._result = torch.zeros(self.max_sessions, TREE_WIDTH, dtype=torch.int32, pin_memory=pinned)
         self._result_words = self._result.numpy()
         self._handed = torch.zeros(self.max_sessions, TREE_WIDTH, dtype=torch.int32, device=device)
