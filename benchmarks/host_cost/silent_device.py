@@ -123,7 +123,7 @@ class SilentRound(DraftRound):
     def _run(self, bucket: RoundBucket) -> None:
         if not bucket.levels:
             return
-        limits = self._laid_out(bucket)[1].limits
+        limits = self._laid_out(bucket)[1].limits.numpy()
         result = self._buffers.trees(bucket.sessions).trees.result.numpy()
         result[: len(limits)] = CHAIN
         result[: len(limits), COUNT] = np.minimum(limits[:, 0], limits[:, 1])

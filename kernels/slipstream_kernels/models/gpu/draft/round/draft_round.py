@@ -214,11 +214,11 @@ class DraftRound:
 
     def _launch(self, bucket: RoundBucket, table: Int32, tokens: Int32, features: Sequence[torch.Tensor]) -> None:
         """Queue a round or a pass over text, and the copy of its trees, if any."""
-        on_device = [part for part in features if part.is_cuda]
-        if self._stream is not None and on_device:
+        if self._stream is not None and any(part.is_cuda for part in features):
             self._stream.wait_stream(torch.cuda.current_stream(self._device))  # where they come from
-            for part in on_device:
-                part.record_stream(self._stream)  # its memory is used again once it is read
+            for part in features:
+                if part.device == self._device:
+                    part.record_stream(self._stream)  # its memory is used again once it is read
         with self._on_stream():
             if features:
                 self._features.load(features)

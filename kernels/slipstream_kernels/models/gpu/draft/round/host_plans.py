@@ -34,7 +34,7 @@ class HostPlans:
             self._read[self.turn].synchronize()
 
     def send(self, target: torch.Tensor, words: int) -> None:
-        """Queue the copy of the plan's first `words` to `target`, int32 [words or more], on the current stream."""
+        """Queue the copy of its first `words` to `target`, int32 [words or more], on its device's current stream."""
         target[:words].copy_(self._plans[self.turn][:words], non_blocking=True)
         if self._read:
-            self._read[self.turn].record()
+            self._read[self.turn].record(torch.cuda.current_stream(target.device))
