@@ -93,7 +93,8 @@ class StepTimeModel:
     def predict(self, requests: int, nodes: Floats, awake: Floats | None = None) -> Floats:
         """Of passes with so many nodes each, on average perhaps.
 
-        awake: of a mixture, what they count as of rows that choose experts independently; as many as they are if None.
+        awake: of a mixture, what they count as of rows that choose experts independently, both ascending; as many as
+        they are if None.
         """
         in_table = self._in_table(requests, nodes) if awake is None else self._spared(requests, nodes, awake)
         return self._corrected(requests, nodes > 0, in_table, self._up_to(requests, 0)[0])
@@ -179,11 +180,11 @@ class StepTimeModel:
         return max(0.0, float(added / (woken[half] - woken[0]))) if half else 0.0
 
     def _spared(self, requests: int, nodes: Floats, awake: Floats) -> Floats:
-        """The table's seconds, less those of experts that nodes do not wake; see `predict`."""
+        """The table's seconds for ever more nodes, less those of experts that they do not wake; see `predict`."""
         assert self.experts is not None
         asleep = self.experts.independent(requests + nodes) - self.experts.independent(requests + awake)
         spared = self._in_table(requests, nodes) - self._expert_seconds * asleep
-        return np.maximum(spared, self._in_table(requests, awake))
+        return np.maximum.accumulate(np.maximum(spared, self._in_table(requests, awake)))
 
     def _up_to(self, requests: int, nodes: int) -> Floats:
         """The table's seconds with 0, 1, 2, ... nodes, up to so many at least."""

@@ -120,7 +120,7 @@ def _output(output: StepOutput) -> verify_pb2.RequestOutput:
 
 @lru_cache(_MOST_KNOWN_STEPS)
 def _of_tokens(step: SpeculationStep | None) -> verify_pb2.RequestOutput:
-    """An output of such a step, to be filled in with each request's tokens.
+    """An output of such a step, to be filled in with each request's tokens, by one thread.
 
     A message that is made anew takes memory of its own, and more where fields are looked at before they are set. Each
     time protobuf has freed ten thousand pieces it has the C library give all unused memory back to the system, which

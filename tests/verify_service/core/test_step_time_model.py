@@ -193,6 +193,8 @@ def test_nodes_that_wake_few_experts_are_spared_these_alone(
     assert 1e3 * (drafted - plain) == pytest.approx(added, rel=0.25)
     independent = costs.seconds(requests, nodes)
     assert drafted < independent
+    each = np.arange(nodes + 1.0)
+    assert (np.diff(costs.predict(requests, each, each * awake / nodes)) >= 0).all()
     for _ in range(100):
         costs.observe(requests, nodes, drafted, awake=awake)
     assert costs.seconds(requests, nodes) == pytest.approx(independent)
