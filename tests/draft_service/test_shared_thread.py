@@ -220,6 +220,21 @@ def test_the_round_behind_a_pass_waits_for_the_workers_thread_as_long_as_it_may(
     assert followed_after(host, device, committed(3, 9)._replace(handed=True), SECONDS) == [3]
 
 
+def test_what_a_device_does_in_the_background_holds_up_no_round_behind_a_pass(host, device) -> None:
+    device.begin = lambda requests: UnderWay(device.done, [DeviceTree(Promised(), 0, 2, 2)], on_device=True)
+    work, waits, end = [True], Event(), Event()
+
+    def settle() -> None:
+        waits.set()
+        end.wait(SECONDS)
+
+    device.advance, device.settle = lambda: bool(work and work.pop()), settle
+    host.put([opened(1)])
+    assert waits.wait(SECONDS), "the worker's thread waits for the device"
+    assert followed_after(host, device, committed(2, 8)._replace(handed=True)) == [3]
+    end.set()
+
+
 def test_what_the_workers_thread_answers_is_told_while_others_may_make_a_round(device) -> None:
     told: SimpleQueue[bool] = SimpleQueue()
     host = InProcessHost([device])

@@ -25,7 +25,9 @@ from draft_service.proposers.eagle.cpu import EagleProposer
 from draft_service.proposers.eagle.gpu import GpuEagleProposer
 from draft_service.proposers.eagle.gpu_weights import head_weights
 from draft_service.proposers.gpu_common.supported_shapes import NoGpuFormError
-from slipstream_kernels.draft_protocol.proposer_host import EnqueuedRound
+from slipstream_kernels.draft_protocol.proposer_host import DevicePassResult, EnqueuedRound
+from slipstream_kernels.ops.gpu.tree_walk import RESULT_WIDTH
+from slipstream_kernels.token_tree import MAX_ROWS
 from support.eagle_heads import EAGLE1, EAGLE3, write_head, write_target
 from support.mtp_heads import LAYOUTS as MTP
 from support.mtp_heads import write_mtp
@@ -314,6 +316,31 @@ def test_nothing_is_begun_behind_a_pass_while_a_round_is_under_way(tmp_path, mon
     monkeypatch.setattr(type(proposer._round), "is_free", True)
     with pytest.raises(AttributeError):
         proposer.follow([FollowRequest(1, 0, 1, 0, 8, 3)], None)
+
+
+def test_what_is_drafted_behind_a_pass_outlasts_the_text_of_others(tmp_path):
+    """As long as that is computed in the background, nobody would have a tree of a step's own otherwise."""
+    _, proposer = proposers(tmp_path, EAGLE3["layers.0"], max_depth=2, top_k=2, chunk=16, max_context=256)
+    tokens, states = random_text(60)
+    for session, length in ((1, 10), (2, 50)):
+        proposer.open(session, Opening(tokens[:length], 3, GREEDY))
+        proposer.take_features(session, 0, states[: length - 1])
+    proposer.propose([DraftRequest(1, 8, 2)])
+    decided = torch.zeros(1, RESULT_WIDTH, dtype=torch.int32)
+    decided[0, 2 + MAX_ROWS] = tokens[10]
+    outcome = DevicePassResult(decided, states[9:].flatten(), None)
+    enqueued = proposer.follow([FollowRequest(1, 0, 1, 0, 8, 2)], outcome)
+    assert list(enqueued.trees) == [0]
+    assert proposer.advance(), "text of the other session is computed"
+    proposer.commit(1, tokens[10:11])
+    proposer.take_features(1, 9, states[9:10])
+    begun = proposer.begin([DraftRequest(1, 8, 2)])
+    assert begun.device_trees() is not None
+    behind = begun.result()
+    proposer.open(3, Opening(tokens[:11], 3, GREEDY))
+    proposer.take_features(3, 0, states[:10])
+    (alone,) = proposer.propose([DraftRequest(3, 8, 2)])
+    assert [tree.token_ids for tree in behind] == [alone.token_ids]
 
 
 def test_weights_as_stored_are_those_that_were_widened_before(tmp_path):
